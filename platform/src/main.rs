@@ -1,0 +1,2 @@
+//! The platform binary.
+fn main() {}
