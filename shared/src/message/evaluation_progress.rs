@@ -1,0 +1,32 @@
+//! How far an evaluation is.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::EvaluationId;
+use crate::number;
+
+/// `evaluation_progress`: so much is done.
+///
+/// Worker to platform and on to dashboards, at most once a second. Only the newest matters. Ours:
+/// PROTOCOL 8.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationProgress {
+    /// The sender's UUID, or the beginning of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_id: Option<String>,
+    /// The evaluation.
+    pub evaluation_id: EvaluationId,
+    /// How far.
+    pub data: EvaluationProgressData,
+}
+
+/// Content of [`EvaluationProgress`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationProgressData {
+    /// Examples that are done.
+    #[serde(deserialize_with = "number::count")]
+    pub done: u64,
+    /// Examples in all.
+    #[serde(deserialize_with = "number::count")]
+    pub total: u64,
+}
