@@ -1,1 +1,3 @@
-//! The worker.
+//! Trainyard's worker: it connects to a platform, takes training jobs and runs them by its own engine, without Python.
+
+pub mod engine;

@@ -1,0 +1,1 @@
+//! The training engine: a library with no messages and no network I/O.
