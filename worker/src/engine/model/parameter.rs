@@ -1,0 +1,16 @@
+//! A trainable weight with its gradient, as optimizers and checkpoints see it.
+
+/// One trainable weight of a `TrainModel`.
+#[derive(Debug)]
+pub struct Parameter<'a> {
+    /// For LoRA PEFT's name without its prefix `base_model.model.` and suffix `.weight`
+    /// (`model.layers.0.self_attn.q_proj.lora_A`), for full fine-tuning Hugging Face's
+    /// (`model.layers.0.self_attn.q_proj.weight`).
+    pub name: &'a str,
+    /// Its shape; the values are row-major.
+    pub shape: [usize; 2],
+    /// Its values.
+    pub value: &'a mut [f32],
+    /// The gradient of the loss, added up since it was last set to zero.
+    pub gradient: &'a mut [f32],
+}
