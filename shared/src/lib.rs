@@ -3,6 +3,7 @@
 //! Everything that platform, worker and clients must agree on stands here once. The crate reads and
 //! writes text and values that it is given; it opens no file and no socket.
 
+pub mod dataset;
 pub mod frame;
 pub mod ids;
 pub mod json;
@@ -10,6 +11,7 @@ pub mod message;
 pub mod number;
 pub mod secret;
 pub mod status;
+pub mod training;
 
 pub use secret::Secret;
 pub use status::{FailureKind, JobStatus, WorkerStatus, WorkerType};

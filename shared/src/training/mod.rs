@@ -1,0 +1,245 @@
+//! A job's training config: every field with its default, range and aliases.
+//!
+//! Names and defaults are those of transformers' `TrainingArguments`, PEFT's `LoraConfig` and TRL's
+//! `SFTConfig`, except where the source documents name a field otherwise. [`TrainingConfig::parse`]
+//! resolves every default, so that whoever holds a `TrainingConfig` has no case left to decide. The
+//! platform parses when a job is made and the worker again when it gets one.
+
+mod fields;
+mod reader;
+mod words;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use reader::{Bounds, Reader};
+pub use words::{MixedPrecision, ScheduleKind, TargetModules, TrainOn};
+
+/// One field of a config that cannot be taken.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema, thiserror::Error)]
+#[error("{field}: {message}")]
+pub struct FieldProblem {
+    /// The field as it was given.
+    pub field: String,
+    /// What is wrong with it, for a person.
+    pub message: String,
+    /// What to do; for an unknown field the nearest known name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+/// What a job trains with. All defaults are resolved; what is written back has the wire's names.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct TrainingConfig {
+    /// Times that every row is trained on.
+    pub epochs: u32,
+    /// Ends the job after this many optimizer steps, whatever `epochs` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u64>,
+    /// Sequences in one micro-batch; with `packing`, packed sequences.
+    pub batch_size: u32,
+    /// Micro-batches in one optimizer step.
+    pub gradient_accumulation_steps: u32,
+    /// Highest learning rate.
+    pub learning_rate: f64,
+    /// How the learning rate falls.
+    pub lr_scheduler_type: ScheduleKind,
+    /// Optimizer steps over which the learning rate rises; wins over `warmup_ratio` when above 0.
+    pub warmup_steps: u64,
+    /// Part of all optimizer steps over which the learning rate rises.
+    pub warmup_ratio: f64,
+    /// AdamW's decoupled weight decay.
+    pub weight_decay: f64,
+    /// AdamW's decay of the first moment.
+    pub adam_beta1: f64,
+    /// AdamW's decay of the second moment.
+    pub adam_beta2: f64,
+    /// AdamW's term against division by zero.
+    pub adam_epsilon: f64,
+    /// L2 norm that the gradient is clipped to; 0 does not clip.
+    pub max_grad_norm: f64,
+    /// What is calculated in.
+    pub mixed_precision: MixedPrecision,
+    /// Seed of the data order, dropout and the adapter's first weights.
+    pub seed: u64,
+    /// A line goes to the log after so many optimizer steps.
+    pub logging_steps: u64,
+    /// A checkpoint is saved after so many optimizer steps.
+    pub save_steps: u64,
+    /// So many checkpoints are kept.
+    pub save_total_limit: u32,
+    /// Calculate activations again instead of keeping them: less memory, more time.
+    pub gradient_checkpointing: bool,
+    /// Train a LoRA adapter instead of all weights.
+    pub use_peft: bool,
+    /// Rank of the adapter.
+    pub lora_r: u32,
+    /// The adapter's output is scaled by `lora_alpha / lora_r`.
+    pub lora_alpha: f64,
+    /// Dropout in front of the adapter.
+    pub lora_dropout: f64,
+    /// Which linear layers get an adapter.
+    #[schema(value_type = Value)]
+    pub target_modules: TargetModules,
+    /// Scale by `lora_alpha / sqrt(lora_r)` instead.
+    pub use_rslora: bool,
+    /// Modules that are trained whole beside the adapter.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules_to_save: Vec<String>,
+    /// Put several rows into one sequence of `max_length` tokens; they do not see each other.
+    pub packing: bool,
+    /// Longest sequence in tokens; longer rows are cut and counted.
+    pub max_length: u32,
+    /// Which tokens the loss falls on.
+    pub train_on: TrainOn,
+    /// Part of the rows that is kept for evaluation.
+    pub eval_split: f64,
+    /// An evaluation runs after so many optimizer steps.
+    pub eval_steps: u64,
+    /// Ends the job after so many evaluations without a better loss.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stopping_patience: Option<u32>,
+    /// Publish the checkpoint with the best evaluation loss instead of the last weights.
+    pub load_best_model_at_end: bool,
+    /// Checkpoint to go on from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resume_from_checkpoint: Option<String>,
+}
+
+impl TrainingConfig {
+    /// Reads a config from a JSON object. A field that is missing or null has its default.
+    ///
+    /// # Errors
+    ///
+    /// Every problem at once: unknown fields (with the nearest known name), wrong types, values out
+    /// of range, a field given under two names, and features that are not supported yet.
+    pub fn parse(config: &Value) -> Result<Self, Vec<FieldProblem>> {
+        let Value::Object(object) = config else {
+            return Err(vec![FieldProblem {
+                field: "config".to_owned(),
+                message: format!("an object is expected, not {}", crate::json::kind(config)),
+                hint: None,
+            }]);
+        };
+        let mut reader = Reader::new(object);
+        let config = Self::read(&mut reader);
+        reader.finish().map(|()| config)
+    }
+
+    /// The config as a JSON object with the wire's names. [`TrainingConfig::parse`] gives the same
+    /// config back.
+    pub fn to_map(&self) -> Map<String, Value> {
+        match serde_json::to_value(self) {
+            Ok(Value::Object(map)) => map,
+            _ => unreachable!("a struct of plain fields is a JSON object"),
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Self {
+        let use_peft = reader.flag("use_peft").unwrap_or(true);
+        let lora_r = reader.u32("lora_r", 1, 4096).unwrap_or(16);
+        let save_steps = reader.u64("save_steps", 1).unwrap_or(500);
+        let config = Self {
+            epochs: reader.u32("epochs", 1, 100_000).unwrap_or(3),
+            max_steps: reader.u64("max_steps", 1),
+            batch_size: reader.u32("batch_size", 1, 4096).unwrap_or(4),
+            gradient_accumulation_steps: reader
+                .u32("gradient_accumulation_steps", 1, 65_536)
+                .unwrap_or(1),
+            learning_rate: reader
+                .f64("learning_rate", Bounds::above(0.0).up_to(1.0))
+                .unwrap_or(if use_peft { 2e-4 } else { 2e-5 }),
+            lr_scheduler_type: reader
+                .word("lr_scheduler_type", ScheduleKind::WORDS)
+                .unwrap_or_default(),
+            warmup_steps: reader.u64("warmup_steps", 0).unwrap_or(0),
+            warmup_ratio: reader
+                .f64("warmup_ratio", Bounds::from(0.0).up_to(1.0))
+                .unwrap_or(0.03),
+            weight_decay: reader
+                .f64("weight_decay", Bounds::from(0.0).up_to(1.0))
+                .unwrap_or(0.0),
+            adam_beta1: reader
+                .f64("adam_beta1", Bounds::from(0.0).below(1.0))
+                .unwrap_or(0.9),
+            adam_beta2: reader
+                .f64("adam_beta2", Bounds::from(0.0).below(1.0))
+                .unwrap_or(0.999),
+            adam_epsilon: reader
+                .f64("adam_epsilon", Bounds::above(0.0).up_to(0.1))
+                .unwrap_or(1e-8),
+            max_grad_norm: reader
+                .f64("max_grad_norm", Bounds::from(0.0).up_to(1e6))
+                .unwrap_or(1.0),
+            mixed_precision: reader.mixed_precision(),
+            seed: reader.u64("seed", 0).unwrap_or(42),
+            logging_steps: reader.u64("logging_steps", 1).unwrap_or(10),
+            save_steps,
+            save_total_limit: reader.u32("save_total_limit", 1, 10_000).unwrap_or(3),
+            gradient_checkpointing: reader.flag("gradient_checkpointing").unwrap_or(false),
+            use_peft,
+            lora_r,
+            lora_alpha: reader
+                .f64("lora_alpha", Bounds::above(0.0).up_to(65_536.0))
+                .unwrap_or(2.0 * f64::from(lora_r)),
+            lora_dropout: reader
+                .f64("lora_dropout", Bounds::from(0.0).below(1.0))
+                .unwrap_or(0.0),
+            target_modules: reader.target_modules().unwrap_or_default(),
+            use_rslora: reader.flag("use_rslora").unwrap_or(false),
+            modules_to_save: reader.names("modules_to_save").unwrap_or_default(),
+            packing: reader.flag("packing").unwrap_or(true),
+            max_length: reader.u32("max_length", 2, 1_048_576).unwrap_or(1024),
+            train_on: reader.word("train_on", TrainOn::WORDS).unwrap_or_default(),
+            eval_split: reader
+                .f64("eval_split", Bounds::from(0.0).below(1.0))
+                .unwrap_or(0.0),
+            eval_steps: reader.u64("eval_steps", 1).unwrap_or(save_steps),
+            early_stopping_patience: reader.u32("early_stopping_patience", 1, 10_000),
+            load_best_model_at_end: reader.flag("load_best_model_at_end").unwrap_or(false),
+            resume_from_checkpoint: reader.text("resume_from_checkpoint"),
+        };
+        config.refuse_unsupported(reader);
+        config
+    }
+
+    /// What is known by name and not built: refused, so that it is never silently ignored.
+    fn refuse_unsupported(&self, reader: &mut Reader<'_>) {
+        for field in fields::NOT_SUPPORTED {
+            if reader.flag(field) == Some(true) {
+                reader.unsupported(field, "leave it out or set it to false");
+            }
+        }
+        if !self.use_peft {
+            reader.unsupported(
+                "use_peft",
+                "training all weights comes later; leave it at true",
+            );
+        }
+        if !self.modules_to_save.is_empty() {
+            reader.unsupported("modules_to_save", "leave it out");
+        }
+        if self.eval_split != 0.0 {
+            reader.unsupported("eval_split", "leave it at 0");
+        }
+        if self.eval_steps != self.save_steps {
+            reader.unsupported("eval_steps", "leave it out");
+        }
+        if self.early_stopping_patience.is_some() {
+            reader.unsupported("early_stopping_patience", "leave it out");
+        }
+        if self.load_best_model_at_end {
+            reader.unsupported("load_best_model_at_end", "leave it at false");
+        }
+    }
+}
+
+impl Default for TrainingConfig {
+    fn default() -> Self {
+        Self::read(&mut Reader::new(&Map::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests;
