@@ -3,6 +3,7 @@
 //! Everything that platform, worker and clients must agree on stands here once. The crate reads and
 //! writes text and values that it is given; it opens no file and no socket.
 
+pub mod coordinator;
 pub mod dataset;
 pub mod frame;
 pub mod ids;

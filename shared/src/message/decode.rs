@@ -22,7 +22,7 @@ pub struct DecodeError {
     /// The frame's `message_id`, where it could be read.
     pub message_id: Option<MessageId>,
     /// What the frame was about, where that could be read.
-    pub ids: MessageIds,
+    pub ids: Box<MessageIds>,
 }
 
 /// The two ways for a frame to be wrong (PROTOCOL 1).
@@ -132,7 +132,7 @@ fn invalid(field: Option<&str>, message: String) -> DecodeError {
         field: field.map(str::to_owned),
         in_reply_to: None,
         message_id: None,
-        ids: MessageIds::default(),
+        ids: Box::default(),
     }
 }
 
@@ -141,7 +141,7 @@ impl DecodeError {
     fn about(mut self, object: &Map<String, Value>) -> Self {
         self.in_reply_to = readable::<String>(object, "type").map(|kind| json::shortened(&kind));
         self.message_id = readable(object, "message_id");
-        self.ids = MessageIds {
+        *self.ids = MessageIds {
             job_id: readable(object, "job_id"),
             attempt: readable(object, "attempt"),
             inference_id: readable(object, "inference_id"),
