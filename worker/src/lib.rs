@@ -1,3 +1,7 @@
 //! Trainyard's worker: it connects to a platform, takes training jobs and runs them by its own engine, without Python.
 
+pub mod config;
+pub mod connection;
 pub mod engine;
+mod files;
+mod tls;

@@ -1,0 +1,115 @@
+//! Files that are whole or not there at all: written aside, synced, renamed, and the folder synced.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Who may read a file that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The owner alone (mode 0600): keys.
+    Owner,
+    /// As the process's umask says.
+    Default,
+}
+
+/// Puts `content` at `path` so that a crash at any moment leaves either the old file or the new one.
+///
+/// The temporary file lies beside `path` (never on another file system). Errors are those of the file system;
+/// `path` is then unchanged.
+pub fn write_atomically(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
+    let folder = parent(path)?;
+    let mut temporary = tempfile::Builder::new();
+    temporary.prefix(".").suffix(".tmp");
+    if access == Access::Default {
+        allow_others_to_read(&mut temporary);
+    }
+    let mut file = temporary.tempfile_in(folder)?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|failed| failed.error)?;
+    sync_folder(folder)
+}
+
+/// Moves a finished file or folder to its place and makes the move durable.
+pub fn rename_durably(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    sync_folder(parent(to)?)
+}
+
+/// Makes names in `folder` durable (a file's own sync does not cover its name).
+pub fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Creates `path` and its parents; the folder itself is for the owner alone (mode 0700).
+pub fn create_private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
+/// Opens `path` for writing from its start, created where it is not there.
+pub fn open_lock_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)
+}
+
+/// Makes `to` another name of the file `from`; a copy where the file system has no hard links.
+pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    fs::copy(from, to)?;
+    File::open(to)?.sync_all()
+}
+
+fn parent(path: &Path) -> io::Result<&Path> {
+    path.parent().ok_or_else(|| {
+        io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{} has no folder", path.display()),
+        )
+    })
+}
+
+#[cfg(unix)]
+fn allow_others_to_read(builder: &mut tempfile::Builder) {
+    use std::os::unix::fs::PermissionsExt;
+    // The process's umask is applied by the operating system.
+    builder.permissions(fs::Permissions::from_mode(0o666));
+}
+
+#[cfg(not(unix))]
+fn allow_others_to_read(_: &mut tempfile::Builder) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_whole_and_nothing_is_left_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.json");
+        write_atomically(&path, b"one", Access::Default).unwrap();
+        write_atomically(&path, b"two", Access::Default).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_for_the_owner_has_mode_0600() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("key");
+        write_atomically(&path, b"secret", Access::Owner).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}
