@@ -1,0 +1,100 @@
+//! The tables, as the migrations of both dialects make them. Times are UTC.
+
+#![allow(missing_docs)] // columns are described in migrations/
+
+diesel::table! {
+    users (id) {
+        id -> BigInt,
+        email -> Text,
+        password_hash -> Text,
+        role -> Text,
+        max_concurrent_jobs -> Nullable<BigInt>,
+        max_storage_bytes -> Nullable<BigInt>,
+        created_at -> Timestamp,
+        deleted_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    sessions (id) {
+        id -> BigInt,
+        user_id -> BigInt,
+        token_hash -> Binary,
+        created_at -> Timestamp,
+        expires_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    api_tokens (id) {
+        id -> BigInt,
+        user_id -> BigInt,
+        name -> Text,
+        role -> Text,
+        token_hash -> Binary,
+        created_at -> Timestamp,
+        expires_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    ws_tokens (token_hash) {
+        token_hash -> Binary,
+        user_id -> BigInt,
+        session_id -> Nullable<BigInt>,
+        api_token_id -> Nullable<BigInt>,
+        expires_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    enrollment_keys (id) {
+        id -> BigInt,
+        key_hash -> Binary,
+        name_prefix -> Nullable<Text>,
+        max_uses -> Nullable<BigInt>,
+        uses -> BigInt,
+        created_by -> BigInt,
+        created_at -> Timestamp,
+        expires_at -> Timestamp,
+        revoked_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    workers (id) {
+        id -> BigInt,
+        uuid -> Text,
+        name -> Text,
+        key_hash -> Binary,
+        key_used_at -> Nullable<Timestamp>,
+        enrollment_key_id -> Nullable<BigInt>,
+        worker_type -> Nullable<Text>,
+        hardware -> Nullable<Text>,
+        benchmark -> Nullable<Text>,
+        draining -> Bool,
+        created_at -> Timestamp,
+        last_seen_at -> Nullable<Timestamp>,
+        deleted_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    datasets (id) {
+        id -> BigInt,
+        owner_id -> BigInt,
+        name -> Text,
+        format -> Text,
+        storage_key -> Text,
+        state -> Text,
+        bytes -> BigInt,
+        sha256 -> Text,
+        row_count -> BigInt,
+        accepted_rows -> BigInt,
+        row_shapes -> Text,
+        problems -> Text,
+        created_at -> Timestamp,
+    }
+}
+
+diesel::allow_tables_to_appear_in_same_query!(users, sessions, api_tokens);

@@ -1,0 +1,176 @@
+//! Owns the list of all routes, and how requests outside of it are answered.
+
+mod access_log;
+mod path_id;
+mod page;
+mod query;
+mod security_headers;
+mod strict_json;
+mod upload_body;
+
+use actix_web::guard::{Any, Get, Guard, Head};
+use actix_web::http::{Method, header};
+use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Responder, ResponseError, web};
+use std::collections::BTreeMap;
+
+use crate::error::{ApiError, ErrorCode};
+use crate::{auth, datasets, enrollment_keys, health, openapi, storage, users};
+
+pub use access_log::access_log;
+pub use page::{Page, PageQuery};
+pub use path_id::PathId;
+pub use query::StrictQuery;
+pub use security_headers::security_headers;
+pub use strict_json::StrictJson;
+pub use upload_body::{UploadBody, UploadBodyError};
+
+/// Every route of the platform.
+pub fn routes() -> Vec<Route> {
+    vec![
+        // Health
+        get("/healthz", health::alive),
+        get("/readyz", health::ready),
+        // Description
+        get("/api/openapi.json", openapi::document),
+        // Accounts
+        post("/api/auth/login", auth::routes::login),
+        post("/api/auth/logout", auth::routes::logout),
+        get("/api/me", auth::routes::me),
+        post("/api/me/password", auth::routes::change_password),
+        get("/api/api-tokens", auth::routes::list_api_tokens),
+        post("/api/api-tokens", auth::routes::create_api_token),
+        delete("/api/api-tokens/{id}", auth::routes::delete_api_token),
+        post("/api/ws-token", auth::routes::create_ws_token),
+        get("/api/users", users::routes::list),
+        post("/api/users", users::routes::create),
+        get("/api/users/{id}", users::routes::get),
+        patch("/api/users/{id}", users::routes::update),
+        delete("/api/users/{id}", users::routes::delete),
+        // Enrolment
+        get("/api/enrollment-keys", enrollment_keys::routes::list),
+        post("/api/enrollment-keys", enrollment_keys::routes::create),
+        delete("/api/enrollment-keys/{id}", enrollment_keys::routes::revoke),
+        // Data sets
+        get("/api/datasets", datasets::routes::list),
+        post("/api/datasets", datasets::routes::upload),
+        get("/api/datasets/{id}", datasets::routes::get),
+        get("/api/datasets/{id}/preview", datasets::routes::preview),
+        delete("/api/datasets/{id}", datasets::routes::delete),
+        // Local storage
+        get("/storage/{key:.*}", storage::routes::download),
+        put("/storage/{key:.*}", storage::routes::upload),
+    ]
+}
+
+/// One method of one path.
+pub struct Route {
+    method: Method,
+    path: &'static str,
+    handler: actix_web::Route,
+}
+
+impl Route {
+    /// The method; a GET answers HEAD as well.
+    pub fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// The path, with actix's patterns.
+    pub fn path(&self) -> &'static str {
+        self.path
+    }
+}
+
+/// Registers all routes, the page of the API's description, and the answers to everything else.
+pub fn configure(app: &mut web::ServiceConfig) {
+    let mut by_path: BTreeMap<&'static str, Vec<Route>> = BTreeMap::new();
+    for route in routes() {
+        by_path.entry(route.path).or_default().push(route);
+    }
+    for (path, routes) in by_path {
+        let allowed = allowed_methods(&routes);
+        let mut resource = web::resource(path);
+        for route in routes {
+            resource = resource.route(route.handler);
+        }
+        app.service(resource.default_service(web::to(move || method_not_allowed(allowed.clone()))));
+    }
+    app.service(openapi::page());
+    app.default_service(web::to(no_such_path));
+}
+
+fn allowed_methods(routes: &[Route]) -> String {
+    let mut methods: Vec<&str> = routes.iter().map(|route| route.method.as_str()).collect();
+    if methods.contains(&"GET") {
+        methods.push("HEAD");
+    }
+    methods.join(", ")
+}
+
+async fn method_not_allowed(allowed: String) -> HttpResponse {
+    let error = ApiError::new(ErrorCode::MethodNotAllowed, format!("this path takes {allowed}"));
+    let mut response = error.error_response();
+    if let Ok(value) = header::HeaderValue::from_str(&allowed) {
+        response.headers_mut().insert(header::ALLOW, value);
+    }
+    response
+}
+
+async fn no_such_path(_: HttpRequest) -> Result<HttpResponse, ApiError> {
+    Err(ApiError::new(ErrorCode::NotFound, "there is nothing at this path"))
+}
+
+fn get<F, Args>(path: &'static str, handler: F) -> Route
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    route(Method::GET, path, Any(Get()).or(Head()), handler)
+}
+
+fn post<F, Args>(path: &'static str, handler: F) -> Route
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    route(Method::POST, path, actix_web::guard::Post(), handler)
+}
+
+fn put<F, Args>(path: &'static str, handler: F) -> Route
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    route(Method::PUT, path, actix_web::guard::Put(), handler)
+}
+
+fn patch<F, Args>(path: &'static str, handler: F) -> Route
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    route(Method::PATCH, path, actix_web::guard::Patch(), handler)
+}
+
+fn delete<F, Args>(path: &'static str, handler: F) -> Route
+where
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    route(Method::DELETE, path, actix_web::guard::Delete(), handler)
+}
+
+fn route<G, F, Args>(method: Method, path: &'static str, guard: G, handler: F) -> Route
+where
+    G: Guard + 'static,
+    F: Handler<Args>,
+    Args: FromRequest + 'static,
+    F::Output: Responder + 'static,
+{
+    Route { method, path, handler: web::route().guard(guard).to(handler) }
+}

@@ -1,0 +1,92 @@
+//! The machine-readable description of all routes, and a page that shows it.
+
+use actix_web::HttpResponse;
+use utoipa::OpenApi;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa_swagger_ui::SwaggerUi;
+
+/// Where the description lies.
+const DOCUMENT_PATH: &str = "/api/openapi.json";
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Trainyard", description = "Fine-tuning of language models on workers that connect from anywhere."),
+    paths(
+        crate::health::alive,
+        crate::health::ready,
+        document,
+        crate::auth::routes::login,
+        crate::auth::routes::logout,
+        crate::auth::routes::me,
+        crate::auth::routes::change_password,
+        crate::auth::routes::list_api_tokens,
+        crate::auth::routes::create_api_token,
+        crate::auth::routes::delete_api_token,
+        crate::auth::routes::create_ws_token,
+        crate::users::routes::list,
+        crate::users::routes::create,
+        crate::users::routes::get,
+        crate::users::routes::update,
+        crate::users::routes::delete,
+        crate::enrollment_keys::routes::list,
+        crate::enrollment_keys::routes::create,
+        crate::enrollment_keys::routes::revoke,
+        crate::datasets::routes::list,
+        crate::datasets::routes::upload,
+        crate::datasets::routes::get,
+        crate::datasets::routes::preview,
+        crate::datasets::routes::delete,
+        crate::storage::routes::download,
+        crate::storage::routes::upload,
+    ),
+    modifiers(&Credentials),
+    security(("bearer" = []), ("cookie" = [])),
+)]
+struct Document;
+
+struct Credentials;
+
+impl utoipa::Modify for Credentials {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+        let cookie = ApiKey::Cookie(ApiKeyValue::new(crate::auth::SESSION_COOKIE));
+        let components = document.components.get_or_insert_default();
+        components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
+        components.add_security_scheme("cookie", SecurityScheme::ApiKey(cookie));
+    }
+}
+
+/// This description.
+#[utoipa::path(get, path = "/api/openapi.json", tag = "description", security(()),
+    responses((status = 200, description = "the OpenAPI document")))]
+pub async fn document() -> HttpResponse {
+    HttpResponse::Ok().json(Document::openapi())
+}
+
+/// The page at `/api/docs/`.
+pub fn page() -> SwaggerUi {
+    SwaggerUi::new("/api/docs/{_:.*}").config(utoipa_swagger_ui::Config::from(DOCUMENT_PATH))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::routes;
+
+    #[test]
+    fn every_route_is_described_and_nothing_else() {
+        let document = serde_json::to_value(Document::openapi()).unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        let mut described: Vec<String> = paths
+            .iter()
+            .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(move |method| format!("{method} {path}")))
+            .collect();
+        let mut served: Vec<String> = routes()
+            .iter()
+            .map(|route| format!("{} {}", route.method().as_str().to_lowercase(), route.path().replace(":.*}", "}")))
+            .collect();
+        described.sort();
+        served.sort();
+        assert_eq!(described, served);
+    }
+}

@@ -1,0 +1,214 @@
+//! Wires the platform together, top to bottom, and takes it apart in the opposite order.
+
+use actix_web::middleware::from_fn;
+use actix_web::{App, HttpServer, dev::ServerHandle, web};
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use url::Url;
+
+use crate::auth::rate_limit::FailureLimiter;
+use crate::auth::{Revocations, SecretKey};
+use crate::config::Config;
+use crate::database::{Database, DatabaseError};
+use crate::error::ApiError;
+use crate::storage::{LocalStore, ObjectStore, UrlSigner};
+use crate::users::first_admin::{self, FirstAdmin};
+use crate::{datasets, http};
+
+/// A connection that has sent no whole request head by then is closed.
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an idle connection is kept for its next request.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// How long requests may take to end once the platform stops.
+const SHUTDOWN_SECONDS: u64 = 10;
+/// Threads that serve connections.
+const HTTP_THREADS: usize = 4;
+/// Connections per thread.
+const MAX_CONNECTIONS: usize = 16_384;
+
+/// What every handler and every session can reach.
+pub struct AppState {
+    /// The settings.
+    pub config: Arc<Config>,
+    /// The address under which workers and people reach the platform; its path ends with a slash.
+    pub public_url: Url,
+    /// The database.
+    pub database: Database,
+    /// The object store.
+    pub storage: Arc<dyn ObjectStore>,
+    /// Checks the signed URLs of local storage.
+    pub url_signer: UrlSigner,
+    /// Derives what is signed.
+    pub secret: SecretKey,
+    /// News of credentials that are void.
+    pub revocations: Revocations,
+    /// Failed logins.
+    pub login_failures: FailureLimiter,
+    /// Failed authentications of workers.
+    pub worker_failures: FailureLimiter,
+}
+
+/// A platform that serves requests.
+pub struct RunningServer {
+    /// The address that is bound.
+    pub address: SocketAddr,
+    /// The address under which workers and people reach the platform.
+    pub public_url: Url,
+    /// The administrator that was made because there was none, for the terminal and for nothing else.
+    pub first_admin: Option<FirstAdmin>,
+    handle: ServerHandle,
+    serving: JoinHandle<io::Result<()>>,
+    _lock: DataDirLock,
+}
+
+/// Why the platform did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data folder cannot be used.
+    #[error("data folder {path}: {source}", path = path.display())]
+    DataDir {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another platform works in the data folder.
+    #[error("data folder {path} is in use by another platform", path = path.display())]
+    DataDirInUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The address cannot be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The database cannot be used.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// Something was refused while starting.
+    #[error(transparent)]
+    Refused(#[from] ApiError),
+}
+
+/// Starts the platform and returns once it accepts connections. Needs a running actix system.
+///
+/// Order: data folder and its lock; address; secret key; database; object store and what crashes left in it;
+/// the first administrator; the server.
+///
+/// # Errors
+/// [`StartError`]; nothing is left running.
+pub async fn start(config: Config) -> Result<RunningServer, StartError> {
+    warn_when_exposed(&config);
+    let lock = DataDirLock::take(&config.data_dir)?;
+    let in_data_dir = |source| StartError::DataDir { path: config.data_dir.clone(), source };
+    let cannot_bind = |source| StartError::Bind { address: config.bind, source };
+    let listener = TcpListener::bind(config.bind).map_err(cannot_bind)?;
+    let address = listener.local_addr().map_err(cannot_bind)?;
+    let public_url = config.public_url.clone().unwrap_or_else(|| url_of(address));
+
+    let secret = match &config.secret_key {
+        Some(setting) => SecretKey::from_setting(setting),
+        None => SecretKey::load_or_create(&config.data_dir).map_err(in_data_dir)?,
+    };
+    let database = Database::open(&config.database_path)?;
+    let url_signer = UrlSigner::new(&secret.derive("storage url"), public_url.clone());
+    let store = LocalStore::open(&config.storage_root, url_signer.clone())
+        .map_err(|source| StartError::DataDir { path: config.storage_root.clone(), source })?;
+    let storage: Arc<dyn ObjectStore> = Arc::new(store);
+    datasets::remove_unfinished(&database, storage.as_ref()).await?;
+    let first_admin = first_admin::make_if_none(&database, &config).await?;
+
+    let state = web::Data::new(AppState {
+        config: Arc::new(config),
+        public_url: public_url.clone(),
+        database,
+        storage,
+        url_signer,
+        secret,
+        revocations: Revocations::default(),
+        login_failures: FailureLimiter::default(),
+        worker_failures: FailureLimiter::default(),
+    });
+    let server = HttpServer::new(move || {
+        App::new()
+            .app_data(state.clone())
+            .configure(http::configure)
+            .wrap(from_fn(http::security_headers))
+            .wrap(from_fn(http::access_log))
+    })
+    .workers(HTTP_THREADS)
+    .max_connections(MAX_CONNECTIONS)
+    .client_request_timeout(REQUEST_HEAD_TIMEOUT)
+    .keep_alive(KEEP_ALIVE)
+    .tcp_nodelay(true)
+    .shutdown_timeout(SHUTDOWN_SECONDS)
+    .disable_signals()
+    .listen(listener)
+    .map_err(|source| StartError::Bind { address, source })?
+    .run();
+    let handle = server.handle();
+    let serving = tokio::spawn(server);
+    tracing::info!(%address, public_url = %public_url, "platform started");
+    Ok(RunningServer { address, public_url, first_admin, handle, serving, _lock: lock })
+}
+
+impl RunningServer {
+    /// Stops in order: no new connections; open requests end (within ten seconds); the data folder is released.
+    pub async fn stop(self) {
+        self.handle.stop(true).await;
+        if let Ok(Err(error)) = self.serving.await {
+            tracing::error!(%error, "server ended with an error");
+        }
+        tracing::info!("platform stopped");
+    }
+}
+
+fn warn_when_exposed(config: &Config) {
+    if config.is_exposed_without_tls() {
+        tracing::warn!(
+            bind = %config.bind,
+            "LISTENING BEYOND THIS MACHINE WITHOUT TLS: passwords and keys can be read on the way. \
+             Put a proxy with TLS in front and set TRUST_PROXY=true, or bind to 127.0.0.1"
+        );
+    }
+}
+
+/// The address that this machine itself can use for what is bound.
+fn url_of(address: SocketAddr) -> Url {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    let text = format!("http://{}/", SocketAddr::new(ip, address.port()));
+    Url::parse(&text).expect("a socket address makes a URL")
+}
+
+/// Keeps a second platform out of the data folder, for as long as it lives.
+struct DataDirLock {
+    _file: fs::File,
+}
+
+impl DataDirLock {
+    fn take(data_dir: &Path) -> Result<Self, StartError> {
+        let failed = |source| StartError::DataDir { path: data_dir.to_owned(), source };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(failed)?;
+        let path = data_dir.join("lock");
+        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(fs::TryLockError::WouldBlock) => Err(StartError::DataDirInUse { path: data_dir.to_owned() }),
+            Err(fs::TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
+}
