@@ -11,6 +11,8 @@ mod role;
 pub mod routes;
 mod secret_key;
 pub mod sessions;
+#[cfg(test)]
+mod tests;
 mod token;
 pub mod worker_keys;
 pub mod ws_tokens;

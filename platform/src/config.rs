@@ -138,7 +138,8 @@ impl Config {
             worker_ping_grace: resolver.required("WORKER_PING_GRACE", seconds),
             job_start_timeout: resolver.required("JOB_START_TIMEOUT", seconds),
             stop_grace: resolver.required("STOP_GRACE", seconds),
-            max_frame_bytes: resolver.required("MAX_FRAME_BYTES", |text| bytes(text, 1024, 64 << 20))
+            max_frame_bytes: resolver
+                .required("MAX_FRAME_BYTES", |text| bytes(text, 1024, 64 << 20))
                 as usize,
             max_upload_bytes: resolver.required("MAX_UPLOAD_BYTES", |text| bytes(text, 1, 1 << 50)),
             log: resolver.required("LOG", log_directives),
@@ -150,8 +151,14 @@ impl Config {
             settings: Vec::new(),
         };
         config.settings = resolver.finish()?;
-        config.show_derived("DATABASE_URL", format!("sqlite:{}", config.database_path.display()));
-        config.show_derived("STORAGE_URL", format!("file:{}", config.storage_root.display()));
+        config.show_derived(
+            "DATABASE_URL",
+            format!("sqlite:{}", config.database_path.display()),
+        );
+        config.show_derived(
+            "STORAGE_URL",
+            format!("file:{}", config.storage_root.display()),
+        );
         Ok(config)
     }
 
@@ -173,22 +180,30 @@ impl Config {
 }
 
 fn storage_path(url: &str) -> Result<PathBuf, String> {
-    match url.strip_prefix("file://").or_else(|| url.strip_prefix("file:")) {
+    match url
+        .strip_prefix("file://")
+        .or_else(|| url.strip_prefix("file:"))
+    {
         Some("") => Err("names no folder".to_owned()),
         Some(path) => Ok(PathBuf::from(path)),
         None => {
             let scheme = url.split(':').next().unwrap_or_default();
-            Err(format!("{scheme:?} storage is not supported by this version; use file:PATH"))
+            Err(format!(
+                "{scheme:?} storage is not supported by this version; use file:PATH"
+            ))
         }
     }
 }
 
 fn socket_address(text: &str) -> Result<SocketAddr, String> {
     if let Some(port) = text.strip_prefix("localhost:") {
-        let port = port.parse().map_err(|_| format!("{port:?} is not a port"))?;
+        let port = port
+            .parse()
+            .map_err(|_| format!("{port:?} is not a port"))?;
         return Ok(SocketAddr::new(IpAddr::from([127, 0, 0, 1]), port));
     }
-    text.parse().map_err(|_| format!("{text:?} is not ADDRESS:PORT"))
+    text.parse()
+        .map_err(|_| format!("{text:?} is not ADDRESS:PORT"))
 }
 
 fn http_base(text: &str) -> Result<Url, String> {
@@ -234,7 +249,9 @@ fn seconds(text: &str) -> Result<Duration, String> {
 fn bytes(text: &str, least: u64, most: u64) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(value) if (least..=most).contains(&value) => Ok(value),
-        _ => Err(format!("{text:?} is not a whole number from {least} to {most}")),
+        _ => Err(format!(
+            "{text:?} is not a whole number from {least} to {most}"
+        )),
     }
 }
 
@@ -266,7 +283,9 @@ mod tests {
 
     fn environment(pairs: &[(&str, &str)]) -> Sources {
         Sources::default().with_environment(
-            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+            pairs
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         )
     }
 
@@ -294,27 +313,46 @@ mod tests {
     #[test]
     fn a_flag_beats_the_environment_and_that_beats_the_file() {
         let sources = environment(&[("BIND", "127.0.0.1:2"), ("STOP_GRACE", "2")])
-            .with_file("t.toml", "bind = \"127.0.0.1:1\"\nstop_grace = 1\nping_grace = 3")
+            .with_file(
+                "t.toml",
+                "bind = \"127.0.0.1:1\"\nstop_grace = 1\nping_grace = 3",
+            )
             .map(|sources| sources.with_flag("BIND", "127.0.0.1:3"));
         assert!(sources.is_err(), "a name that does not exist is refused");
         let sources = environment(&[("BIND", "127.0.0.1:2"), ("STOP_GRACE", "2")])
-            .with_file("t.toml", "bind = \"127.0.0.1:1\"\nstop_grace = 1\nworker_ping_grace = 0.25")
+            .with_file(
+                "t.toml",
+                "bind = \"127.0.0.1:1\"\nstop_grace = 1\nworker_ping_grace = 0.25",
+            )
             .unwrap()
             .with_flag("BIND", "127.0.0.1:3");
         let config = Config::resolve(&sources).unwrap();
         assert_eq!(config.bind.port(), 3);
         assert_eq!(config.stop_grace, Duration::from_secs(2));
         assert_eq!(config.worker_ping_grace, Duration::from_millis(250));
-        let source = |name| config.settings().iter().find(|s| s.name == name).unwrap().source.clone();
+        let source = |name| {
+            config
+                .settings()
+                .iter()
+                .find(|s| s.name == name)
+                .unwrap()
+                .source
+                .clone()
+        };
         assert_eq!(source("BIND"), Source::Flag);
         assert_eq!(source("STOP_GRACE"), Source::Environment);
-        assert_eq!(source("WORKER_PING_GRACE"), Source::File("t.toml".to_owned()));
+        assert_eq!(
+            source("WORKER_PING_GRACE"),
+            Source::File("t.toml".to_owned())
+        );
         assert_eq!(source("LOG"), Source::Default);
     }
 
     #[test]
     fn an_unknown_name_in_the_file_is_refused_with_the_nearest_known_one() {
-        let error = Sources::default().with_file("t.toml", "heartbeat_intervall = 3").unwrap_err();
+        let error = Sources::default()
+            .with_file("t.toml", "heartbeat_intervall = 3")
+            .unwrap_err();
         assert!(error.to_string().contains("HEARTBEAT_INTERVAL"), "{error}");
     }
 
@@ -329,27 +367,46 @@ mod tests {
             ("TLS_CERT", "/c.pem"),
         ]));
         assert_eq!(found.len(), 6, "{found:?}");
-        assert!(found.iter().all(|line| line.contains("(environment)")), "{found:?}");
-        assert!(found.iter().any(|line| line.contains("\"postgres\" databases are not supported")));
+        assert!(
+            found.iter().all(|line| line.contains("(environment)")),
+            "{found:?}"
+        );
+        assert!(
+            found
+                .iter()
+                .any(|line| line.contains("\"postgres\" databases are not supported"))
+        );
     }
 
     #[test]
     fn no_secret_is_shown_or_repeated_in_an_error() {
         let short = "too-short-secret";
-        let found = problems(&environment(&[("SECRET_KEY", short), ("ADMIN_PASSWORD", "pw")]));
+        let found = problems(&environment(&[
+            ("SECRET_KEY", short),
+            ("ADMIN_PASSWORD", "pw"),
+        ]));
         assert_eq!(found.len(), 2);
         assert!(!found.iter().any(|line| line.contains(short)));
         let secret = "s3cr3t".repeat(10);
-        let config =
-            Config::resolve(&environment(&[("SECRET_KEY", &secret), ("ADMIN_PASSWORD", &secret)])).unwrap();
+        let config = Config::resolve(&environment(&[
+            ("SECRET_KEY", &secret),
+            ("ADMIN_PASSWORD", &secret),
+        ]))
+        .unwrap();
         assert!(!format!("{config:?}").contains("s3cr3t"));
-        assert!(!serde_json::to_string(config.settings()).unwrap().contains("s3cr3t"));
+        assert!(
+            !serde_json::to_string(config.settings())
+                .unwrap()
+                .contains("s3cr3t")
+        );
     }
 
     #[test]
     fn a_public_bind_without_tls_or_proxy_counts_as_exposed() {
         let exposed = |pairs: &[(&str, &str)]| {
-            Config::resolve(&environment(pairs)).unwrap().is_exposed_without_tls()
+            Config::resolve(&environment(pairs))
+                .unwrap()
+                .is_exposed_without_tls()
         };
         assert!(exposed(&[("BIND", "0.0.0.0:80")]));
         assert!(!exposed(&[("BIND", "0.0.0.0:80"), ("TRUST_PROXY", "true")]));

@@ -28,6 +28,10 @@ pub fn shown_time(stored: NaiveDateTime) -> DateTime<Utc> {
 /// # Errors
 /// Those of the query.
 pub fn last_insert_id(connection: &mut DbConnection) -> Result<i64, DatabaseError> {
-    Ok(diesel::select(diesel::dsl::sql::<diesel::sql_types::BigInt>("last_insert_rowid()"))
-        .get_result(connection)?)
+    Ok(
+        diesel::select(diesel::dsl::sql::<diesel::sql_types::BigInt>(
+            "last_insert_rowid()",
+        ))
+        .get_result(connection)?,
+    )
 }

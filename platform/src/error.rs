@@ -124,7 +124,11 @@ pub struct FieldProblem {
 impl FieldProblem {
     /// A problem without a hint.
     pub fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: field.into(), message: message.into(), hint: None }
+        Self {
+            field: field.into(),
+            message: message.into(),
+            hint: None,
+        }
     }
 }
 
@@ -140,7 +144,12 @@ pub struct ApiError {
 impl ApiError {
     /// An error with a message for the client.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), details: None, retry_after: None }
+        Self {
+            code,
+            message: message.into(),
+            details: None,
+            retry_after: None,
+        }
     }
 
     /// Something that does not exist or may not be seen: both look the same.
@@ -166,7 +175,10 @@ impl ApiError {
     /// A fault of ours: logged here with its context, told to the client without it.
     pub fn internal(context: impl fmt::Display) -> Self {
         tracing::error!(error = %context, "request failed");
-        Self::new(ErrorCode::Internal, "internal error; the platform's log has the details")
+        Self::new(
+            ErrorCode::Internal,
+            "internal error; the platform's log has the details",
+        )
     }
 
     /// Adds `error.details`.
@@ -234,7 +246,10 @@ impl From<DatabaseError> for ApiError {
             }
             DatabaseError::Duplicate(_) => {
                 tracing::warn!(%error, "duplicate row refused");
-                Self::new(ErrorCode::AlreadyExists, "something else already has this name or identity")
+                Self::new(
+                    ErrorCode::AlreadyExists,
+                    "something else already has this name or identity",
+                )
             }
             DatabaseError::Referenced(_) => {
                 tracing::warn!(%error, "row in use");
@@ -243,9 +258,7 @@ impl From<DatabaseError> for ApiError {
             DatabaseError::Open { .. }
             | DatabaseError::Migration(_)
             | DatabaseError::Panicked
-            | DatabaseError::Query(_) => {
-                Self::internal(error)
-            }
+            | DatabaseError::Query(_) => Self::internal(error),
         }
     }
 }

@@ -27,8 +27,14 @@ pub async fn ready(state: web::Data<AppState>) -> HttpResponse {
         tokio::time::timeout(PATIENCE, state.storage.check()),
     );
     let parts = [
-        ("database", database.map(|done| done.map_err(|error| error.to_string()))),
-        ("storage", storage.map(|done| done.map_err(|error| error.to_string()))),
+        (
+            "database",
+            database.map(|done| done.map_err(|error| error.to_string())),
+        ),
+        (
+            "storage",
+            storage.map(|done| done.map_err(|error| error.to_string())),
+        ),
     ];
     let mut all_work = true;
     let mut body = serde_json::Map::new();
@@ -44,8 +50,16 @@ pub async fn ready(state: web::Data<AppState>) -> HttpResponse {
         }
         body.insert(part.to_owned(), text.into());
     }
-    body.insert("status".to_owned(), if all_work { "ready" } else { "not_ready" }.into());
-    if all_work { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() }.json(body)
+    body.insert(
+        "status".to_owned(),
+        if all_work { "ready" } else { "not_ready" }.into(),
+    );
+    if all_work {
+        HttpResponse::Ok()
+    } else {
+        HttpResponse::ServiceUnavailable()
+    }
+    .json(body)
 }
 
 async fn database_works(state: &AppState) -> Result<(), DatabaseError> {

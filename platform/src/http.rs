@@ -1,8 +1,8 @@
 //! Owns the list of all routes, and how requests outside of it are answered.
 
 mod access_log;
-mod path_id;
 mod page;
+mod path_id;
 mod query;
 mod security_headers;
 mod strict_json;
@@ -108,7 +108,10 @@ fn allowed_methods(routes: &[Route]) -> String {
 }
 
 async fn method_not_allowed(allowed: String) -> HttpResponse {
-    let error = ApiError::new(ErrorCode::MethodNotAllowed, format!("this path takes {allowed}"));
+    let error = ApiError::new(
+        ErrorCode::MethodNotAllowed,
+        format!("this path takes {allowed}"),
+    );
     let mut response = error.error_response();
     if let Ok(value) = header::HeaderValue::from_str(&allowed) {
         response.headers_mut().insert(header::ALLOW, value);
@@ -117,7 +120,10 @@ async fn method_not_allowed(allowed: String) -> HttpResponse {
 }
 
 async fn no_such_path(_: HttpRequest) -> Result<HttpResponse, ApiError> {
-    Err(ApiError::new(ErrorCode::NotFound, "there is nothing at this path"))
+    Err(ApiError::new(
+        ErrorCode::NotFound,
+        "there is nothing at this path",
+    ))
 }
 
 fn get<F, Args>(path: &'static str, handler: F) -> Route
@@ -172,5 +178,9 @@ where
     Args: FromRequest + 'static,
     F::Output: Responder + 'static,
 {
-    Route { method, path, handler: web::route().guard(guard).to(handler) }
+    Route {
+        method,
+        path,
+        handler: web::route().guard(guard).to(handler),
+    }
 }

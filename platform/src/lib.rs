@@ -13,3 +13,6 @@ pub mod openapi;
 pub mod server;
 pub mod storage;
 pub mod users;
+
+#[cfg(test)]
+mod testing;

@@ -18,7 +18,11 @@ pub fn init(config: &Config) {
     };
     // The directives were checked when the settings were read.
     let filter = EnvFilter::new(&config.log).and(filter_fn(may_be_logged));
-    if tracing_subscriber::registry().with(lines.with_filter(filter)).try_init().is_err() {
+    if tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .try_init()
+        .is_err()
+    {
         tracing::debug!("logging had been started before");
     }
 }

@@ -79,11 +79,23 @@ mod tests {
         let paths = document["paths"].as_object().unwrap();
         let mut described: Vec<String> = paths
             .iter()
-            .flat_map(|(path, methods)| methods.as_object().unwrap().keys().map(move |method| format!("{method} {path}")))
+            .flat_map(|(path, methods)| {
+                methods
+                    .as_object()
+                    .unwrap()
+                    .keys()
+                    .map(move |method| format!("{method} {path}"))
+            })
             .collect();
         let mut served: Vec<String> = routes()
             .iter()
-            .map(|route| format!("{} {}", route.method().as_str().to_lowercase(), route.path().replace(":.*}", "}")))
+            .map(|route| {
+                format!(
+                    "{} {}",
+                    route.method().as_str().to_lowercase(),
+                    route.path().replace(":.*}", "}")
+                )
+            })
             .collect();
         described.sort();
         served.sort();

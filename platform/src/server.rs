@@ -110,8 +110,14 @@ pub enum StartError {
 pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     warn_when_exposed(&config);
     let lock = DataDirLock::take(&config.data_dir)?;
-    let in_data_dir = |source| StartError::DataDir { path: config.data_dir.clone(), source };
-    let cannot_bind = |source| StartError::Bind { address: config.bind, source };
+    let in_data_dir = |source| StartError::DataDir {
+        path: config.data_dir.clone(),
+        source,
+    };
+    let cannot_bind = |source| StartError::Bind {
+        address: config.bind,
+        source,
+    };
     let listener = TcpListener::bind(config.bind).map_err(cannot_bind)?;
     let address = listener.local_addr().map_err(cannot_bind)?;
     let public_url = config.public_url.clone().unwrap_or_else(|| url_of(address));
@@ -122,8 +128,12 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     };
     let database = Database::open(&config.database_path)?;
     let url_signer = UrlSigner::new(&secret.derive("storage url"), public_url.clone());
-    let store = LocalStore::open(&config.storage_root, url_signer.clone())
-        .map_err(|source| StartError::DataDir { path: config.storage_root.clone(), source })?;
+    let store = LocalStore::open(&config.storage_root, url_signer.clone()).map_err(|source| {
+        StartError::DataDir {
+            path: config.storage_root.clone(),
+            source,
+        }
+    })?;
     let storage: Arc<dyn ObjectStore> = Arc::new(store);
     datasets::remove_unfinished(&database, storage.as_ref()).await?;
     let first_admin = first_admin::make_if_none(&database, &config).await?;
@@ -159,7 +169,14 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     let handle = server.handle();
     let serving = tokio::spawn(server);
     tracing::info!(%address, public_url = %public_url, "platform started");
-    Ok(RunningServer { address, public_url, first_admin, handle, serving, _lock: lock })
+    Ok(RunningServer {
+        address,
+        public_url,
+        first_admin,
+        handle,
+        serving,
+        _lock: lock,
+    })
 }
 
 impl RunningServer {
@@ -201,13 +218,27 @@ struct DataDirLock {
 
 impl DataDirLock {
     fn take(data_dir: &Path) -> Result<Self, StartError> {
-        let failed = |source| StartError::DataDir { path: data_dir.to_owned(), source };
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(data_dir).map_err(failed)?;
+        let failed = |source| StartError::DataDir {
+            path: data_dir.to_owned(),
+            source,
+        };
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data_dir)
+            .map_err(failed)?;
         let path = data_dir.join("lock");
-        let file = fs::OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Self { _file: file }),
-            Err(fs::TryLockError::WouldBlock) => Err(StartError::DataDirInUse { path: data_dir.to_owned() }),
+            Err(fs::TryLockError::WouldBlock) => Err(StartError::DataDirInUse {
+                path: data_dir.to_owned(),
+            }),
             Err(fs::TryLockError::Error(source)) => Err(failed(source)),
         }
     }

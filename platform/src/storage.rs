@@ -9,6 +9,7 @@ mod signed_url;
 pub use key::StorageKey;
 pub use local::LocalStore;
 pub use object_store::{
-    ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError, StoredObject,
+    ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError,
+    StoredObject,
 };
 pub use signed_url::{UploadTarget, UploadTerms, UrlSigner};

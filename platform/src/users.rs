@@ -68,9 +68,21 @@ mod tests {
 
     #[test]
     fn an_e_mail_address_has_two_sides_and_no_spaces() {
-        assert_eq!(normalize_email(" Ada@Example.ORG ").unwrap(), "ada@example.org");
+        assert_eq!(
+            normalize_email(" Ada@Example.ORG ").unwrap(),
+            "ada@example.org"
+        );
         assert!(normalize_email("admin@localhost").is_ok());
-        for wrong in ["", "ada", "@x", "ada@", "a@b@c", "a b@c", "a\n@b", &format!("{}@b", "a".repeat(300))] {
+        for wrong in [
+            "",
+            "ada",
+            "@x",
+            "ada@",
+            "a@b@c",
+            "a b@c",
+            "a\n@b",
+            &format!("{}@b", "a".repeat(300)),
+        ] {
             assert!(normalize_email(wrong).is_err(), "{wrong:?}");
         }
     }

@@ -6,13 +6,14 @@ CREATE TABLE datasets (
     name TEXT NOT NULL,
     format TEXT NOT NULL,
     storage_key TEXT NOT NULL,
-    -- 'uploading' rows are never shown; one that is left by a crash is removed at the next start.
-    state TEXT NOT NULL CHECK (state IN ('uploading', 'ready', 'deleted')),
+    -- Only 'ready' ones are shown. What a crash leaves as 'uploading' or 'deleting' is cleared at the next start.
+    state TEXT NOT NULL CHECK (state IN ('uploading', 'ready', 'deleting', 'deleted')),
     bytes BIGINT NOT NULL DEFAULT 0,
     sha256 TEXT NOT NULL DEFAULT '',
-    row_count BIGINT NOT NULL DEFAULT 0, -- rows in the file
-    accepted_rows BIGINT NOT NULL DEFAULT 0, -- rows that can be trained on
-    row_shapes TEXT NOT NULL DEFAULT '{}', -- JSON: rows by shape
+    row_count BIGINT NOT NULL DEFAULT 0, -- good rows
+    untrainable_rows BIGINT NOT NULL DEFAULT 0, -- good rows with nothing to train on
+    bad_rows BIGINT NOT NULL DEFAULT 0,
+    row_shapes TEXT NOT NULL DEFAULT '{}', -- JSON: good rows by shape
     problems TEXT NOT NULL DEFAULT '[]', -- JSON: the first bad rows
     created_at TIMESTAMP NOT NULL
 );

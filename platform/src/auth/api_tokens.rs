@@ -93,7 +93,11 @@ pub fn find(
     let row: Option<(i64, Vec<u8>, String, i64, String, String)> = api_tokens::table
         .inner_join(users::table)
         .filter(api_tokens::token_hash.eq(token.as_bytes()))
-        .filter(api_tokens::expires_at.is_null().or(api_tokens::expires_at.gt(now)))
+        .filter(
+            api_tokens::expires_at
+                .is_null()
+                .or(api_tokens::expires_at.gt(now)),
+        )
         .filter(users::deleted_at.is_null())
         .select((
             api_tokens::id,
@@ -105,10 +109,17 @@ pub fn find(
         ))
         .first(connection)
         .optional()?;
-    Ok(row.filter(|(_, stored, ..)| token.is(stored)).map(|(api_token_id, _, own, user_id, email, users)| {
-        let role = Role::from_stored(&own).min(Role::from_stored(&users));
-        ApiTokenOwner { api_token_id, user_id, email, role }
-    }))
+    Ok(row.filter(|(_, stored, ..)| token.is(stored)).map(
+        |(api_token_id, _, own, user_id, email, users)| {
+            let role = Role::from_stored(&own).min(Role::from_stored(&users));
+            ApiTokenOwner {
+                api_token_id,
+                user_id,
+                email,
+                role,
+            }
+        },
+    ))
 }
 
 /// Revokes a token of a user; tells whether there was one.
@@ -116,6 +127,8 @@ pub fn find(
 /// # Errors
 /// Those of the database.
 pub fn delete(connection: &mut DbConnection, user_id: i64, id: i64) -> Result<bool, DatabaseError> {
-    let own = api_tokens::table.filter(api_tokens::user_id.eq(user_id)).filter(api_tokens::id.eq(id));
+    let own = api_tokens::table
+        .filter(api_tokens::user_id.eq(user_id))
+        .filter(api_tokens::id.eq(id));
     Ok(diesel::delete(own).execute(connection)? > 0)
 }

@@ -8,7 +8,9 @@ use crate::config::Config;
 /// The client's address: that of the connection or, behind a trusted proxy, the last one in `X-Forwarded-For`
 /// (the one that the proxy itself added; earlier ones are whatever the client claims).
 pub fn client_address(request: &HttpRequest, config: &Config) -> IpAddr {
-    let connected = request.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+    let connected = request
+        .peer_addr()
+        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
     if !config.trust_proxy {
         return connected;
     }
@@ -29,7 +31,8 @@ mod tests {
     use actix_web::test::TestRequest;
 
     fn seen(trust_proxy: &str, forwarded: &str) -> String {
-        let config = Config::resolve(&Sources::default().with_flag("TRUST_PROXY", trust_proxy)).unwrap();
+        let config =
+            Config::resolve(&Sources::default().with_flag("TRUST_PROXY", trust_proxy)).unwrap();
         let request = TestRequest::default()
             .peer_addr("10.1.1.1:99".parse().unwrap())
             .insert_header(("x-forwarded-for", forwarded))

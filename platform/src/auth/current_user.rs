@@ -46,7 +46,10 @@ impl CurrentUser {
     /// 403.
     pub fn require(&self, least: Role) -> Result<(), ApiError> {
         if self.role < least {
-            return Err(ApiError::new(ErrorCode::Forbidden, format!("this needs the role {least}")));
+            return Err(ApiError::new(
+                ErrorCode::Forbidden,
+                format!("this needs the role {least}"),
+            ));
         }
         Ok(())
     }
@@ -61,7 +64,11 @@ impl CurrentUser {
     /// # Errors
     /// 404 for `what`.
     pub fn require_sight(&self, owner_id: i64, what: &str) -> Result<(), ApiError> {
-        if self.can_see(owner_id) { Ok(()) } else { Err(ApiError::not_found(what)) }
+        if self.can_see(owner_id) {
+            Ok(())
+        } else {
+            Err(ApiError::not_found(what))
+        }
     }
 
     /// Refuses a change to an object of that user: 404 where it may not even be seen, else 403.
@@ -99,14 +106,32 @@ async fn authenticate(request: &HttpRequest) -> Result<CurrentUser, ApiError> {
     let hash = TokenHash::of(&presented.token);
     let found = if TokenKind::Session.matches(&presented.token) {
         let read = move |connection: &mut _| sessions::find(connection, &hash, now());
-        state.database.read::<_, DatabaseError, _>(read).await?.map(|owner| {
-            (owner.user_id, owner.email, owner.role, Credential::Session(owner.session_id))
-        })
+        state
+            .database
+            .read::<_, DatabaseError, _>(read)
+            .await?
+            .map(|owner| {
+                (
+                    owner.user_id,
+                    owner.email,
+                    owner.role,
+                    Credential::Session(owner.session_id),
+                )
+            })
     } else if TokenKind::ApiToken.matches(&presented.token) && presented.by == By::Header {
         let read = move |connection: &mut _| api_tokens::find(connection, &hash, now());
-        state.database.read::<_, DatabaseError, _>(read).await?.map(|owner| {
-            (owner.user_id, owner.email, owner.role, Credential::ApiToken(owner.api_token_id))
-        })
+        state
+            .database
+            .read::<_, DatabaseError, _>(read)
+            .await?
+            .map(|owner| {
+                (
+                    owner.user_id,
+                    owner.email,
+                    owner.role,
+                    Credential::ApiToken(owner.api_token_id),
+                )
+            })
     } else {
         None
     };
@@ -115,7 +140,13 @@ async fn authenticate(request: &HttpRequest) -> Result<CurrentUser, ApiError> {
     if presented.by == By::Cookie && changes_something(request.method()) {
         require_csrf_token(request, &csrf_token)?;
     }
-    Ok(CurrentUser { id, email, role, credential, csrf_token })
+    Ok(CurrentUser {
+        id,
+        email,
+        role,
+        credential,
+        csrf_token,
+    })
 }
 
 struct Presented {
@@ -131,11 +162,20 @@ enum By {
 
 /// A header counts before a cookie, so that a program is never taken for the page.
 fn present(request: &HttpRequest) -> Option<Presented> {
-    if request.headers().contains_key(actix_web::http::header::AUTHORIZATION) {
-        return bearer_token(request).map(|token| Presented { token: token.to_owned(), by: By::Header });
+    if request
+        .headers()
+        .contains_key(actix_web::http::header::AUTHORIZATION)
+    {
+        return bearer_token(request).map(|token| Presented {
+            token: token.to_owned(),
+            by: By::Header,
+        });
     }
     let cookie = request.cookie(SESSION_COOKIE)?;
-    Some(Presented { token: cookie.value().to_owned(), by: By::Cookie })
+    Some(Presented {
+        token: cookie.value().to_owned(),
+        by: By::Cookie,
+    })
 }
 
 fn changes_something(method: &Method) -> bool {
@@ -143,10 +183,16 @@ fn changes_something(method: &Method) -> bool {
 }
 
 fn require_csrf_token(request: &HttpRequest, expected: &str) -> Result<(), ApiError> {
-    let given = request.headers().get(CSRF_HEADER).map(|value| value.as_bytes()).unwrap_or_default();
+    let given = request
+        .headers()
+        .get(CSRF_HEADER)
+        .map(|value| value.as_bytes())
+        .unwrap_or_default();
     if bool::from(given.ct_eq(expected.as_bytes())) {
         return Ok(());
     }
-    let message = format!("a change made with the cookie needs the {CSRF_HEADER} header that GET /api/me tells");
+    let message = format!(
+        "a change made with the cookie needs the {CSRF_HEADER} header that GET /api/me tells"
+    );
     Err(ApiError::new(ErrorCode::CsrfRequired, message))
 }

@@ -1,12 +1,13 @@
 //! Owns how passwords are hashed and checked: argon2id, on threads of their own, a few at a time.
 
-use argon2::password_hash::{PasswordHash, PasswordHasher, PasswordVerifier};
 use argon2::Argon2;
+use argon2::password_hash::phc::PasswordHash;
+use argon2::password_hash::{PasswordHasher, PasswordVerifier};
 use std::sync::LazyLock;
 use tokio::sync::Semaphore;
 
-use trainyard_shared::Secret;
 use crate::error::ApiError;
+use trainyard_shared::Secret;
 
 /// Fewest characters of a password.
 const MIN_CHARACTERS: usize = 8;
@@ -18,7 +19,8 @@ static HASHING: Semaphore = Semaphore::const_new(4);
 
 /// Checked in place of a stored hash when there is no such user, so that both take the same time.
 static NOBODY: LazyLock<String> = LazyLock::new(|| {
-    hash_blocking(&Secret::from("the password of nobody")).expect("argon2 with its defaults takes any password")
+    hash_blocking(&Secret::from("the password of nobody"))
+        .expect("argon2 with its defaults takes any password")
 });
 
 /// Whether a new password may be used.
@@ -48,7 +50,9 @@ pub fn check_length(password: &str) -> Result<(), String> {
 /// # Errors
 /// When it could not be computed.
 pub async fn hash(password: Secret) -> Result<String, ApiError> {
-    on_own_thread(move || hash_blocking(&password)).await?.map_err(ApiError::internal)
+    on_own_thread(move || hash_blocking(&password))
+        .await?
+        .map_err(ApiError::internal)
 }
 
 /// Whether the password fits the stored string; without one (there is no such user) the answer is no, after the
@@ -66,7 +70,9 @@ pub async fn verify(password: Secret, stored: Option<String>) -> Result<bool, Ap
             None => (NOBODY.as_str(), false),
         };
         let fits = PasswordHash::new(text).is_ok_and(|parsed| {
-            Argon2::default().verify_password(password.expose().as_bytes(), &parsed).is_ok()
+            Argon2::default()
+                .verify_password(password.expose().as_bytes(), &parsed)
+                .is_ok()
         });
         fits && exists
     })
@@ -74,12 +80,18 @@ pub async fn verify(password: Secret, stored: Option<String>) -> Result<bool, Ap
 }
 
 fn hash_blocking(password: &Secret) -> Result<String, argon2::password_hash::Error> {
-    Ok(Argon2::default().hash_password(password.expose().as_bytes())?.to_string())
+    Ok(Argon2::default()
+        .hash_password(password.expose().as_bytes())?
+        .to_string())
 }
 
-async fn on_own_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+async fn on_own_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
     let _permit = HASHING.acquire().await.map_err(ApiError::internal)?;
-    tokio::task::spawn_blocking(work).await.map_err(ApiError::internal)
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(ApiError::internal)
 }
 
 #[cfg(test)]
@@ -90,10 +102,26 @@ mod tests {
     async fn a_password_fits_its_own_hash_only() {
         let stored = hash(Secret::from("correct horse")).await.unwrap();
         assert!(stored.starts_with("$argon2id$"));
-        assert!(verify(Secret::from("correct horse"), Some(stored.clone())).await.unwrap());
-        assert!(!verify(Secret::from("wrong horse"), Some(stored.clone())).await.unwrap());
-        assert!(!verify(Secret::from("the password of nobody"), None).await.unwrap());
-        assert!(!verify(Secret::from("x".repeat(2000)), Some(stored)).await.unwrap());
+        assert!(
+            verify(Secret::from("correct horse"), Some(stored.clone()))
+                .await
+                .unwrap()
+        );
+        assert!(
+            !verify(Secret::from("wrong horse"), Some(stored.clone()))
+                .await
+                .unwrap()
+        );
+        assert!(
+            !verify(Secret::from("the password of nobody"), None)
+                .await
+                .unwrap()
+        );
+        assert!(
+            !verify(Secret::from("x".repeat(2000)), Some(stored))
+                .await
+                .unwrap()
+        );
     }
 
     #[test]

@@ -40,8 +40,14 @@ impl FailureLimiter {
         let address = network_of(address);
         let counters = self.lock();
         let waits = [
-            counters.by_subject.get(&(address, subject.to_owned())).and_then(|counter| counter.wait(now)),
-            counters.by_address.get(&address).and_then(|counter| counter.wait(now)),
+            counters
+                .by_subject
+                .get(&(address, subject.to_owned()))
+                .and_then(|counter| counter.wait(now)),
+            counters
+                .by_address
+                .get(&address)
+                .and_then(|counter| counter.wait(now)),
         ];
         waits.into_iter().flatten().max().map_or(Ok(()), Err)
     }
@@ -52,9 +58,16 @@ impl FailureLimiter {
         let mut counters = self.lock();
         prune(&mut counters.by_subject, now);
         prune(&mut counters.by_address, now);
-        let own = counters.by_subject.entry((address, subject.to_owned())).or_default();
+        let own = counters
+            .by_subject
+            .entry((address, subject.to_owned()))
+            .or_default();
         own.record(now, MAX_PER_SUBJECT);
-        counters.by_address.entry(address).or_default().record(now, MAX_PER_ADDRESS);
+        counters
+            .by_address
+            .entry(address)
+            .or_default()
+            .record(now, MAX_PER_ADDRESS);
     }
 
     /// Takes back one failure: the try that was counted beforehand has succeeded.
@@ -70,17 +83,25 @@ impl FailureLimiter {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Counters> {
-        self.counters.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.counters
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 impl Counter {
     fn wait(&self, now: Instant) -> Option<Duration> {
-        self.blocked_until.filter(|until| *until > now).map(|until| until - now)
+        self.blocked_until
+            .filter(|until| *until > now)
+            .map(|until| until - now)
     }
 
     fn record(&mut self, now: Instant, most: usize) {
-        while self.failures.front().is_some_and(|first| now.duration_since(*first) >= WINDOW) {
+        while self
+            .failures
+            .front()
+            .is_some_and(|first| now.duration_since(*first) >= WINDOW)
+        {
             self.failures.pop_front();
         }
         self.failures.push_back(now);
@@ -97,7 +118,11 @@ impl Counter {
     }
 
     fn counts(&self, now: Instant) -> bool {
-        self.wait(now).is_some() || self.failures.back().is_some_and(|last| now.duration_since(*last) < WINDOW)
+        self.wait(now).is_some()
+            || self
+                .failures
+                .back()
+                .is_some_and(|last| now.duration_since(*last) < WINDOW)
     }
 }
 
@@ -125,7 +150,11 @@ mod tests {
 
     #[test]
     fn ten_failures_block_one_subject_for_a_minute_and_no_other() {
-        let (limiter, here, start) = (FailureLimiter::default(), address("10.0.0.1"), Instant::now());
+        let (limiter, here, start) = (
+            FailureLimiter::default(),
+            address("10.0.0.1"),
+            Instant::now(),
+        );
         for second in 0..10 {
             assert!(limiter.check(here, "a", start).is_ok(), "try {second}");
             limiter.record_failure(here, "a", start + Duration::from_secs(second));
@@ -134,7 +163,11 @@ mod tests {
         assert_eq!(limiter.check(here, "a", end), Err(Duration::from_secs(60)));
         assert!(limiter.check(here, "b", end).is_ok());
         assert!(limiter.check(address("10.0.0.2"), "a", end).is_ok());
-        assert!(limiter.check(here, "a", end + Duration::from_secs(60)).is_ok());
+        assert!(
+            limiter
+                .check(here, "a", end + Duration::from_secs(60))
+                .is_ok()
+        );
     }
 
     #[test]
@@ -143,13 +176,24 @@ mod tests {
         for subject in 0..100 {
             limiter.record_failure(address("2001:db8::1"), &subject.to_string(), now);
         }
-        assert!(limiter.check(address("2001:db8::2"), "new", now).is_err(), "same /64");
-        assert!(limiter.check(address("2001:db8:0:1::1"), "new", now).is_ok());
+        assert!(
+            limiter.check(address("2001:db8::2"), "new", now).is_err(),
+            "same /64"
+        );
+        assert!(
+            limiter
+                .check(address("2001:db8:0:1::1"), "new", now)
+                .is_ok()
+        );
     }
 
     #[test]
     fn failures_that_are_spread_out_or_forgiven_do_not_block() {
-        let (limiter, here, start) = (FailureLimiter::default(), address("10.0.0.1"), Instant::now());
+        let (limiter, here, start) = (
+            FailureLimiter::default(),
+            address("10.0.0.1"),
+            Instant::now(),
+        );
         for nth in 0..50 {
             let now = start + Duration::from_secs(nth * 7);
             assert!(limiter.check(here, "a", now).is_ok());

@@ -24,7 +24,9 @@ pub struct Revocations {
 
 impl Default for Revocations {
     fn default() -> Self {
-        Self { sender: broadcast::Sender::new(BACKLOG) }
+        Self {
+            sender: broadcast::Sender::new(BACKLOG),
+        }
     }
 }
 

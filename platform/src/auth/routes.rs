@@ -9,8 +9,8 @@ use trainyard_shared::Secret;
 use utoipa::ToSchema;
 
 use super::{
-    Credential, CurrentUser, Revocation, Role, SESSION_COOKIE, api_tokens, client_address, password, sessions,
-    ws_tokens,
+    Credential, CurrentUser, Revocation, Role, SESSION_COOKIE, api_tokens, client_address,
+    password, sessions, ws_tokens,
 };
 use crate::database::{DatabaseError, now, shown_time};
 use crate::error::{ApiError, ErrorCode, FieldProblem};
@@ -55,22 +55,42 @@ pub async fn login(
     let address = client_address(&request, &state.config);
     // What is no e-mail address is nobody's.
     let email = normalize_email(&body.email).unwrap_or_default();
-    state.login_failures.check(address, &email, Instant::now()).map_err(|wait| {
-        ApiError::new(ErrorCode::RateLimited, "too many failed logins; wait a while").with_retry_after(wait)
-    })?;
+    state
+        .login_failures
+        .check(address, &email, Instant::now())
+        .map_err(|wait| {
+            ApiError::new(
+                ErrorCode::RateLimited,
+                "too many failed logins; wait a while",
+            )
+            .with_retry_after(wait)
+        })?;
     // Counted beforehand, so that tries made at once do not slip through together.
-    state.login_failures.record_failure(address, &email, Instant::now());
+    state
+        .login_failures
+        .record_failure(address, &email, Instant::now());
     let wanted = email.clone();
-    let user = state.database.read::<_, DatabaseError, _>(move |c| users::store::find_by_email(c, &wanted)).await?;
+    let user = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| users::store::find_by_email(c, &wanted))
+        .await?;
     let stored = user.as_ref().map(|user| user.password_hash.clone());
     if !password::verify(body.password, stored).await? {
         tracing::info!(client.address = %address, "login failed");
-        return Err(ApiError::new(ErrorCode::LoginFailed, "e-mail or password is wrong"));
+        return Err(ApiError::new(
+            ErrorCode::LoginFailed,
+            "e-mail or password is wrong",
+        ));
     }
-    let Some(user) = user else { return Err(ApiError::internal("a password fitted nobody")) };
+    let Some(user) = user else {
+        return Err(ApiError::internal("a password fitted nobody"));
+    };
     state.login_failures.forgive(address, &email);
     let user_id = user.id;
-    let token = state.database.write::<_, DatabaseError, _>(move |c| sessions::insert(c, user_id, now())).await?;
+    let token = state
+        .database
+        .write::<_, DatabaseError, _>(move |c| sessions::insert(c, user_id, now()))
+        .await?;
     tracing::info!(user.id = user_id, client.address = %address, "signed in");
     let cookie = session_cookie(&state, token.secret.expose(), sessions::LIFETIME);
     Ok(HttpResponse::Ok().cookie(cookie).json(LoginAnswer {
@@ -82,7 +102,10 @@ pub async fn login(
 
 /// Ends the session (or revokes the API token) that the request was made with.
 #[utoipa::path(post, path = "/api/auth/logout", tag = "accounts", responses((status = 204, description = "signed out")))]
-pub async fn logout(state: web::Data<AppState>, user: CurrentUser) -> Result<HttpResponse, ApiError> {
+pub async fn logout(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+) -> Result<HttpResponse, ApiError> {
     let credential = user.credential;
     state
         .database
@@ -95,7 +118,9 @@ pub async fn logout(state: web::Data<AppState>, user: CurrentUser) -> Result<Htt
         Credential::Session(id) => Revocation::Session(id),
         Credential::ApiToken(id) => Revocation::ApiToken(id),
     });
-    Ok(HttpResponse::NoContent().cookie(session_cookie(&state, "", TimeDelta::zero())).finish())
+    Ok(HttpResponse::NoContent()
+        .cookie(session_cookie(&state, "", TimeDelta::zero()))
+        .finish())
 }
 
 /// The own account.
@@ -110,10 +135,16 @@ pub struct Me {
 /// The account that the request was made with.
 #[utoipa::path(get, path = "/api/me", tag = "accounts", responses((status = 200, body = Me, description = "the account")))]
 pub async fn me(state: web::Data<AppState>, user: CurrentUser) -> Result<web::Json<Me>, ApiError> {
-    let found = state.database.read::<_, DatabaseError, _>(move |c| users::store::get(c, user.id)).await?;
+    let found = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| users::store::get(c, user.id))
+        .await?;
     let mut view = UserView::from(found);
     view.role = user.role;
-    Ok(web::Json(Me { user: view, csrf_token: user.csrf_token }))
+    Ok(web::Json(Me {
+        user: view,
+        csrf_token: user.csrf_token,
+    }))
 }
 
 /// A change of the own password.
@@ -139,18 +170,33 @@ pub async fn change_password(
     StrictJson(body): StrictJson<PasswordRequest>,
 ) -> Result<HttpResponse, ApiError> {
     let Credential::Session(session_id) = user.credential else {
-        return Err(ApiError::new(ErrorCode::Forbidden, "sign in with the password to change it"));
+        return Err(ApiError::new(
+            ErrorCode::Forbidden,
+            "sign in with the password to change it",
+        ));
     };
     password::check_strength(body.new_password.expose())
         .map_err(|message| ApiError::invalid_field("new_password", message))?;
     let address = client_address(&request, &state.config);
-    state.login_failures.check(address, &user.email, Instant::now()).map_err(|wait| {
-        ApiError::new(ErrorCode::RateLimited, "too many failures; wait a while").with_retry_after(wait)
-    })?;
-    state.login_failures.record_failure(address, &user.email, Instant::now());
-    let found = state.database.read::<_, DatabaseError, _>(move |c| users::store::get(c, user.id)).await?;
+    state
+        .login_failures
+        .check(address, &user.email, Instant::now())
+        .map_err(|wait| {
+            ApiError::new(ErrorCode::RateLimited, "too many failures; wait a while")
+                .with_retry_after(wait)
+        })?;
+    state
+        .login_failures
+        .record_failure(address, &user.email, Instant::now());
+    let found = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| users::store::get(c, user.id))
+        .await?;
     if !password::verify(body.current_password, Some(found.password_hash)).await? {
-        return Err(ApiError::new(ErrorCode::LoginFailed, "the current password is wrong"));
+        return Err(ApiError::new(
+            ErrorCode::LoginFailed,
+            "the current password is wrong",
+        ));
     }
     state.login_failures.forgive(address, &user.email);
     let hashed = password::hash(body.new_password).await?;
@@ -201,7 +247,12 @@ pub async fn list_api_tokens(
     let (limit, before) = (page.limit()?, page.before()?);
     let read = move |connection: &mut _| api_tokens::list(connection, user.id, before, limit + 1);
     let rows = state.database.read::<_, DatabaseError, _>(read).await?;
-    Ok(web::Json(Page::of(rows, limit, |token| token.id, ApiTokenView::from)))
+    Ok(web::Json(Page::of(
+        rows,
+        limit,
+        |token| token.id,
+        ApiTokenView::from,
+    )))
 }
 
 /// What a new API token is to be.
@@ -239,9 +290,15 @@ pub async fn create_api_token(
     let mut problems = Vec::new();
     let name = body.name.trim().to_owned();
     if name.is_empty() || name.chars().count() > MAX_NAME_CHARACTERS {
-        problems.push(FieldProblem::new("name", format!("must have 1 to {MAX_NAME_CHARACTERS} characters")));
+        problems.push(FieldProblem::new(
+            "name",
+            format!("must have 1 to {MAX_NAME_CHARACTERS} characters"),
+        ));
     }
-    let expires_at = expiry(body.expires_in_seconds, now()).map_err(|problem| problems.push(problem)).ok().flatten();
+    let expires_at = expiry(body.expires_in_seconds, now())
+        .map_err(|problem| problems.push(problem))
+        .ok()
+        .flatten();
     if !problems.is_empty() {
         return Err(ApiError::invalid(problems));
     }
@@ -250,18 +307,33 @@ pub async fn create_api_token(
     let shown_name = name.clone();
     let (id, token) = state
         .database
-        .write::<_, DatabaseError, _>(move |c| api_tokens::insert(c, user.id, &name, role, expires_at, now()))
+        .write::<_, DatabaseError, _>(move |c| {
+            api_tokens::insert(c, user.id, &name, role, expires_at, now())
+        })
         .await?;
     let expires_at = expires_at.map(shown_time);
-    Ok(HttpResponse::Created().json(NewApiToken { id, name: shown_name, role, expires_at, token: token.secret }))
+    Ok(HttpResponse::Created().json(NewApiToken {
+        id,
+        name: shown_name,
+        role,
+        expires_at,
+        token: token.secret,
+    }))
 }
 
 fn expiry(seconds: Option<i64>, now: NaiveDateTime) -> Result<Option<NaiveDateTime>, FieldProblem> {
-    let Some(seconds) = seconds else { return Ok(None) };
+    let Some(seconds) = seconds else {
+        return Ok(None);
+    };
     TimeDelta::try_seconds(seconds)
         .filter(|span| *span > TimeDelta::zero() && *span <= TimeDelta::days(3660))
         .map(|span| Some(now + span))
-        .ok_or_else(|| FieldProblem::new("expires_in_seconds", "must lie between 1 second and ten years"))
+        .ok_or_else(|| {
+            FieldProblem::new(
+                "expires_in_seconds",
+                "must lie between 1 second and ten years",
+            )
+        })
 }
 
 /// Revokes one of the own API tokens.
@@ -298,20 +370,32 @@ pub struct WsToken {
 /// Makes a token for one WebSocket connection of the own user.
 #[utoipa::path(post, path = "/api/ws-token", tag = "accounts",
     responses((status = 200, body = WsToken, description = "valid for 60 seconds and one use")))]
-pub async fn create_ws_token(state: web::Data<AppState>, user: CurrentUser) -> Result<web::Json<WsToken>, ApiError> {
+pub async fn create_ws_token(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+) -> Result<web::Json<WsToken>, ApiError> {
     let (user_id, credential) = (user.id, user.credential);
     let token = state
         .database
         .write::<_, DatabaseError, _>(move |c| ws_tokens::insert(c, user_id, credential, now()))
         .await?;
     let url = websocket_url(&state, user_id, token.secret.expose())?;
-    Ok(web::Json(WsToken { token: token.secret, user_id, expires_in: ws_tokens::LIFETIME.num_seconds(), url }))
+    Ok(web::Json(WsToken {
+        token: token.secret,
+        user_id,
+        expires_in: ws_tokens::LIFETIME.num_seconds(),
+        url,
+    }))
 }
 
 fn websocket_url(state: &AppState, user_id: i64, token: &str) -> Result<Secret, ApiError> {
-    let mut url = state.public_url.join(&format!("ws/user/{user_id}")).map_err(ApiError::internal)?;
+    let mut url = state
+        .public_url
+        .join(&format!("ws/user/{user_id}"))
+        .map_err(ApiError::internal)?;
     let scheme = if url.scheme() == "https" { "wss" } else { "ws" };
-    url.set_scheme(scheme).map_err(|()| ApiError::internal("the public address has no WebSocket form"))?;
+    url.set_scheme(scheme)
+        .map_err(|()| ApiError::internal("the public address has no WebSocket form"))?;
     url.query_pairs_mut().append_pair("token", token);
     Ok(Secret::from(String::from(url)))
 }
@@ -322,6 +406,8 @@ fn session_cookie(state: &AppState, value: &str, lifetime: TimeDelta) -> Cookie<
         .http_only(true)
         .same_site(SameSite::Strict)
         .secure(state.public_url.scheme() == "https")
-        .max_age(actix_web::cookie::time::Duration::seconds(lifetime.num_seconds()))
+        .max_age(actix_web::cookie::time::Duration::seconds(
+            lifetime.num_seconds(),
+        ))
         .finish()
 }

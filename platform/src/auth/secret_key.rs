@@ -45,7 +45,12 @@ impl SecretKey {
     fn create(data_dir: &Path, path: &Path) -> io::Result<Self> {
         let text = hex::encode(rand::random::<[u8; 32]>());
         let aside = data_dir.join(format!(".{FILE_NAME}.partial"));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&aside)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&aside, path)?;
@@ -66,7 +71,8 @@ impl SecretKey {
     }
 
     fn mac(&self, message: &[u8]) -> [u8; 32] {
-        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         mac.update(message);
         mac.finalize().into_bytes().into()
     }
@@ -84,7 +90,10 @@ mod tests {
         assert_eq!(first.derive("x"), again.derive("x"));
         assert_ne!(first.derive("x"), first.derive("y"));
         let path = folder.path().join(FILE_NAME);
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(SecretKey::load_or_create(folder.path()).is_err());
     }

@@ -27,9 +27,17 @@ pub struct SessionOwner {
 ///
 /// # Errors
 /// Those of the database.
-pub fn insert(connection: &mut DbConnection, user_id: i64, now: NaiveDateTime) -> Result<NewToken, DatabaseError> {
-    diesel::delete(sessions::table.filter(sessions::user_id.eq(user_id)).filter(sessions::expires_at.le(now)))
-        .execute(connection)?;
+pub fn insert(
+    connection: &mut DbConnection,
+    user_id: i64,
+    now: NaiveDateTime,
+) -> Result<NewToken, DatabaseError> {
+    diesel::delete(
+        sessions::table
+            .filter(sessions::user_id.eq(user_id))
+            .filter(sessions::expires_at.le(now)),
+    )
+    .execute(connection)?;
     let token = TokenKind::Session.issue();
     diesel::insert_into(sessions::table)
         .values((
@@ -56,15 +64,23 @@ pub fn find(
         .filter(sessions::token_hash.eq(token.as_bytes()))
         .filter(sessions::expires_at.gt(now))
         .filter(users::deleted_at.is_null())
-        .select((sessions::id, sessions::token_hash, users::id, users::email, users::role))
+        .select((
+            sessions::id,
+            sessions::token_hash,
+            users::id,
+            users::email,
+            users::role,
+        ))
         .first(connection)
         .optional()?;
-    Ok(row.filter(|(_, stored, ..)| token.is(stored)).map(|(session_id, _, user_id, email, role)| SessionOwner {
-        session_id,
-        user_id,
-        email,
-        role: Role::from_stored(&role),
-    }))
+    Ok(row.filter(|(_, stored, ..)| token.is(stored)).map(
+        |(session_id, _, user_id, email, role)| SessionOwner {
+            session_id,
+            user_id,
+            email,
+            role: Role::from_stored(&role),
+        },
+    ))
 }
 
 /// Ends one session.

@@ -42,7 +42,9 @@ impl TokenKind {
     pub fn matches(self, text: &str) -> bool {
         text.strip_prefix(self.prefix()).is_some_and(|rest| {
             rest.len() == RANDOM_CHARACTERS
-                && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
+                && rest
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
         })
     }
 
@@ -50,7 +52,10 @@ impl TokenKind {
     pub fn issue(self) -> NewToken {
         let random: [u8; 32] = rand::random();
         let text = format!("{}{}", self.prefix(), URL_SAFE_NO_PAD.encode(random));
-        NewToken { hash: TokenHash::of(&text), secret: Secret::from(text) }
+        NewToken {
+            hash: TokenHash::of(&text),
+            secret: Secret::from(text),
+        }
     }
 }
 
@@ -103,7 +108,11 @@ mod tests {
             assert!(kind.matches(one.secret.expose()));
             assert_eq!(one.secret.expose().len(), kind.prefix().len() + 43);
             assert_ne!(one.secret, other.secret);
-            assert!(!KINDS.iter().any(|k| *k != kind && k.matches(one.secret.expose())));
+            assert!(
+                !KINDS
+                    .iter()
+                    .any(|k| *k != kind && k.matches(one.secret.expose()))
+            );
         }
     }
 

@@ -25,7 +25,10 @@ pub struct WorkerKeyOwner {
 ///
 /// # Errors
 /// Those of the database.
-pub fn find(connection: &mut DbConnection, key: &str) -> Result<Option<WorkerKeyOwner>, DatabaseError> {
+pub fn find(
+    connection: &mut DbConnection,
+    key: &str,
+) -> Result<Option<WorkerKeyOwner>, DatabaseError> {
     if !TokenKind::Worker.matches(key) {
         return Ok(None);
     }
@@ -33,12 +36,25 @@ pub fn find(connection: &mut DbConnection, key: &str) -> Result<Option<WorkerKey
     let row: Option<(i64, String, String, Vec<u8>, Option<NaiveDateTime>)> = workers::table
         .filter(workers::key_hash.eq(hash.as_bytes()))
         .filter(workers::deleted_at.is_null())
-        .select((workers::id, workers::uuid, workers::name, workers::key_hash, workers::key_used_at))
+        .select((
+            workers::id,
+            workers::uuid,
+            workers::name,
+            workers::key_hash,
+            workers::key_used_at,
+        ))
         .first(connection)
         .optional()?;
-    Ok(row.filter(|(.., stored, _)| hash.is(stored)).and_then(|(worker_id, uuid, name, _, used)| {
-        Some(WorkerKeyOwner { worker_id, uuid: uuid.parse().ok()?, name, was_used: used.is_some() })
-    }))
+    Ok(row.filter(|(.., stored, _)| hash.is(stored)).and_then(
+        |(worker_id, uuid, name, _, used)| {
+            Some(WorkerKeyOwner {
+                worker_id,
+                uuid: uuid.parse().ok()?,
+                name,
+                was_used: used.is_some(),
+            })
+        },
+    ))
 }
 
 /// Records that the worker holds its key: it has presented it, or gone on after being given it. From then on an
@@ -46,10 +62,18 @@ pub fn find(connection: &mut DbConnection, key: &str) -> Result<Option<WorkerKey
 ///
 /// # Errors
 /// Those of the database.
-pub fn mark_used(connection: &mut DbConnection, worker_id: i64, now: NaiveDateTime) -> Result<(), DatabaseError> {
-    diesel::update(workers::table.find(worker_id).filter(workers::key_used_at.is_null()))
-        .set(workers::key_used_at.eq(now))
-        .execute(connection)?;
+pub fn mark_used(
+    connection: &mut DbConnection,
+    worker_id: i64,
+    now: NaiveDateTime,
+) -> Result<(), DatabaseError> {
+    diesel::update(
+        workers::table
+            .find(worker_id)
+            .filter(workers::key_used_at.is_null()),
+    )
+    .set(workers::key_used_at.eq(now))
+    .execute(connection)?;
     Ok(())
 }
 
@@ -59,8 +83,19 @@ pub fn mark_used(connection: &mut DbConnection, worker_id: i64, now: NaiveDateTi
 /// [`DatabaseError::NotFound`] when there is no such worker.
 pub fn replace(connection: &mut DbConnection, worker_id: i64) -> Result<NewToken, DatabaseError> {
     let key = TokenKind::Worker.issue();
-    let changed = diesel::update(workers::table.find(worker_id).filter(workers::deleted_at.is_null()))
-        .set((workers::key_hash.eq(key.hash.as_bytes()), workers::key_used_at.eq(None::<NaiveDateTime>)))
-        .execute(connection)?;
-    if changed == 0 { Err(DatabaseError::NotFound) } else { Ok(key) }
+    let changed = diesel::update(
+        workers::table
+            .find(worker_id)
+            .filter(workers::deleted_at.is_null()),
+    )
+    .set((
+        workers::key_hash.eq(key.hash.as_bytes()),
+        workers::key_used_at.eq(None::<NaiveDateTime>),
+    ))
+    .execute(connection)?;
+    if changed == 0 {
+        Err(DatabaseError::NotFound)
+    } else {
+        Ok(key)
+    }
 }

@@ -61,10 +61,14 @@ pub fn redeem(
     now: NaiveDateTime,
 ) -> Result<Option<WsTokenOwner>, DatabaseError> {
     let hash = TokenHash::of(token);
-    let row: Option<(Vec<u8>, i64, Option<i64>, Option<i64>, NaiveDateTime)> =
-        ws_tokens::table.find(hash.as_bytes().to_vec()).first(connection).optional()?;
+    let row: Option<(Vec<u8>, i64, Option<i64>, Option<i64>, NaiveDateTime)> = ws_tokens::table
+        .find(hash.as_bytes().to_vec())
+        .first(connection)
+        .optional()?;
     diesel::delete(ws_tokens::table.find(hash.as_bytes().to_vec())).execute(connection)?;
-    let Some((stored, owner_id, session_id, api_token_id, expires_at)) = row else { return Ok(None) };
+    let Some((stored, owner_id, session_id, api_token_id, expires_at)) = row else {
+        return Ok(None);
+    };
     if !hash.is(&stored) || owner_id != user_id || expires_at <= now {
         return Ok(None);
     }
@@ -79,17 +83,26 @@ pub fn redeem(
         .select(users::role)
         .first(connection)
         .optional()?;
-    let Some(own) = own.map(|role| Role::from_stored(&role)) else { return Ok(None) };
+    let Some(own) = own.map(|role| Role::from_stored(&role)) else {
+        return Ok(None);
+    };
     let role = match credential {
         Credential::Session(_) => own,
         Credential::ApiToken(id) => own.min(api_token_role(connection, id)?),
     };
-    Ok(Some(WsTokenOwner { user_id, role, credential }))
+    Ok(Some(WsTokenOwner {
+        user_id,
+        role,
+        credential,
+    }))
 }
 
 fn api_token_role(connection: &mut DbConnection, id: i64) -> Result<Role, DatabaseError> {
     use crate::database::schema::api_tokens;
-    let role: Option<String> =
-        api_tokens::table.find(id).select(api_tokens::role).first(connection).optional()?;
+    let role: Option<String> = api_tokens::table
+        .find(id)
+        .select(api_tokens::role)
+        .first(connection)
+        .optional()?;
     Ok(role.map_or(Role::Viewer, |role| Role::from_stored(&role)))
 }

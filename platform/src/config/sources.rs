@@ -49,14 +49,21 @@ pub struct Sources {
 impl Sources {
     /// The environment of this process.
     pub fn from_environment() -> Self {
-        Self::default().with_environment(
-            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))),
-        )
+        Self::default().with_environment(std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        }))
     }
 
     /// Adds environment variables; those that are no settings are left aside.
-    pub fn with_environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        self.environment.extend(variables.into_iter().filter(|(name, _)| known(name).is_some()));
+    pub fn with_environment(
+        mut self,
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Self {
+        self.environment.extend(
+            variables
+                .into_iter()
+                .filter(|(name, _)| known(name).is_some()),
+        );
         self
     }
 
@@ -72,7 +79,8 @@ impl Sources {
     /// When it cannot be read, is no TOML, or names a setting that does not exist.
     pub fn read_file(self, path: &Path) -> Result<Self, ConfigError> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| file_problem(&name, "", error.to_string()))?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| file_problem(&name, "", error.to_string()))?;
         self.with_file(&name, &text)
     }
 
@@ -81,23 +89,32 @@ impl Sources {
     /// # Errors
     /// When it is no TOML, or names a setting that does not exist.
     pub fn with_file(mut self, name: &str, text: &str) -> Result<Self, ConfigError> {
-        let table: toml::Table =
-            text.parse().map_err(|error: toml::de::Error| file_problem(name, "", error.message().to_owned()))?;
+        let table: toml::Table = text
+            .parse()
+            .map_err(|error: toml::de::Error| file_problem(name, "", error.message().to_owned()))?;
         let mut problems = Vec::new();
         for (key, value) in table {
-            let setting = (key == key.to_lowercase()).then(|| known(&key.to_uppercase())).flatten();
+            let setting = (key == key.to_lowercase())
+                .then(|| known(&key.to_uppercase()))
+                .flatten();
             match (setting, scalar(&value)) {
                 (Some(setting), Some(value)) => {
                     self.file.insert(setting.name.to_owned(), value);
                 }
                 (Some(_), None) => {
-                    problems.extend(file_problem(name, &key, "must be text, a number or a boolean").problems);
+                    problems.extend(
+                        file_problem(name, &key, "must be text, a number or a boolean").problems,
+                    );
                 }
                 (None, _) => problems.extend(file_problem(name, &key, unknown(&key)).problems),
             }
         }
         self.file_name = name.to_owned();
-        if problems.is_empty() { Ok(self) } else { Err(ConfigError { problems }) }
+        if problems.is_empty() {
+            Ok(self)
+        } else {
+            Err(ConfigError { problems })
+        }
     }
 
     fn raw(&self, setting: &Setting) -> Option<(&str, Source)> {
@@ -123,17 +140,28 @@ pub(super) struct Resolver<'a> {
 
 impl<'a> Resolver<'a> {
     pub(super) fn new(sources: &'a Sources) -> Self {
-        Self { sources, problems: Vec::new() }
+        Self {
+            sources,
+            problems: Vec::new(),
+        }
     }
 
     /// The checked value, or `None` where there is none or it is not valid.
-    pub(super) fn optional<T>(&mut self, name: &str, check: impl Fn(&str) -> Result<T, String>) -> Option<T> {
+    pub(super) fn optional<T>(
+        &mut self,
+        name: &str,
+        check: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<T> {
         let setting = known(name).expect("only settings of the table are asked for");
         let (text, source) = self.sources.raw(setting)?;
         match check(text) {
             Ok(value) => Some(value),
             Err(message) => {
-                self.problems.push(SettingProblem { name: name.to_owned(), source_of_value: source, message });
+                self.problems.push(SettingProblem {
+                    name: name.to_owned(),
+                    source_of_value: source,
+                    message,
+                });
                 None
             }
         }
@@ -141,8 +169,14 @@ impl<'a> Resolver<'a> {
 
     /// The checked value of a setting that has a default. Where it is not valid the default stands in, so that
     /// the remaining settings are checked too; [`Resolver::finish`] then fails.
-    pub(super) fn required<T>(&mut self, name: &str, check: impl Fn(&str) -> Result<T, String>) -> T {
-        let default = known(name).expect("only settings of the table are asked for").default;
+    pub(super) fn required<T>(
+        &mut self,
+        name: &str,
+        check: impl Fn(&str) -> Result<T, String>,
+    ) -> T {
+        let default = known(name)
+            .expect("only settings of the table are asked for")
+            .default;
         self.optional(name, &check)
             .unwrap_or_else(|| check(default).expect("a default passes its own check"))
     }
@@ -150,7 +184,9 @@ impl<'a> Resolver<'a> {
     /// All settings with their values in force.
     pub(super) fn finish(self) -> Result<Vec<ShownSetting>, ConfigError> {
         if !self.problems.is_empty() {
-            return Err(ConfigError { problems: self.problems });
+            return Err(ConfigError {
+                problems: self.problems,
+            });
         }
         let shown = SETTINGS.iter().map(|setting| {
             let (value, source) = match self.sources.raw(setting) {
@@ -158,7 +194,13 @@ impl<'a> Resolver<'a> {
                 Some((value, source)) => (Some(value.to_owned()), source),
                 None => (None, Source::Default),
             };
-            ShownSetting { name: setting.name, value, source, unit: setting.unit, about: setting.about }
+            ShownSetting {
+                name: setting.name,
+                value,
+                source,
+                unit: setting.unit,
+                about: setting.about,
+            }
         });
         Ok(shown.collect())
     }
@@ -170,10 +212,21 @@ fn known(name: &str) -> Option<&'static Setting> {
 
 fn unknown(key: &str) -> String {
     let wanted = key.to_uppercase();
-    let nearest = SETTINGS.iter().map(|setting| (strsim::damerau_levenshtein(setting.name, &wanted), setting.name)).min();
+    let nearest = SETTINGS
+        .iter()
+        .map(|setting| {
+            (
+                strsim::damerau_levenshtein(setting.name, &wanted),
+                setting.name,
+            )
+        })
+        .min();
     match nearest {
         Some((distance, name)) if distance <= name.len() / 3 => {
-            format!("there is no such setting; did you mean {} ({name})?", name.to_lowercase())
+            format!(
+                "there is no such setting; did you mean {} ({name})?",
+                name.to_lowercase()
+            )
         }
         _ => "there is no such setting".to_owned(),
     }
@@ -191,9 +244,15 @@ fn scalar(value: &toml::Value) -> Option<String> {
 
 fn file_problem(file: &str, key: &str, message: impl Into<String>) -> ConfigError {
     let problem = SettingProblem {
-        name: if key.is_empty() { "configuration file".to_owned() } else { key.to_owned() },
+        name: if key.is_empty() {
+            "configuration file".to_owned()
+        } else {
+            key.to_owned()
+        },
         source_of_value: Source::File(file.to_owned()),
         message: message.into(),
     };
-    ConfigError { problems: vec![problem] }
+    ConfigError {
+        problems: vec![problem],
+    }
 }

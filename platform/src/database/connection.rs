@@ -42,7 +42,9 @@ pub fn sqlite_path(url: &str) -> Result<PathBuf, String> {
         Some(path) => Ok(PathBuf::from(path)),
         None => {
             let scheme = url.split(':').next().unwrap_or_default();
-            Err(format!("{scheme:?} databases are not supported by this version; use sqlite:PATH"))
+            Err(format!(
+                "{scheme:?} databases are not supported by this version; use sqlite:PATH"
+            ))
         }
     }
 }
@@ -53,8 +55,13 @@ pub(super) fn open_pool(
     role: ConnectionRole,
     size: u32,
 ) -> Result<DbPool, DatabaseError> {
-    let open = |reason: String| DatabaseError::Open { path: path.to_owned(), reason };
-    let file = path.to_str().ok_or_else(|| open("the path is not UTF-8".to_owned()))?;
+    let open = |reason: String| DatabaseError::Open {
+        path: path.to_owned(),
+        reason,
+    };
+    let file = path
+        .to_str()
+        .ok_or_else(|| open("the path is not UTF-8".to_owned()))?;
     Pool::builder()
         .max_size(size)
         .min_idle(Some(1))

@@ -54,7 +54,9 @@ impl From<DieselError> for DatabaseError {
                 Self::Referenced(info.message().to_owned())
             }
             // SQLite's driver has no kind of its own for these two; the texts are those of sqlite3_errstr.
-            DieselError::DatabaseError(_, ref info) if info.message() == "database or disk is full" => {
+            DieselError::DatabaseError(_, ref info)
+                if info.message() == "database or disk is full" =>
+            {
                 Self::Full
             }
             DieselError::DatabaseError(_, ref info)

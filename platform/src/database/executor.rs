@@ -31,7 +31,10 @@ impl Database {
         migrate::run(&mut *checkout(&writers)?)?;
         let readers = open_pool(path, ConnectionRole::Reader, READERS)?;
         Ok(Self {
-            writer: SyncArbiter::start(1, move || Executor { pool: writers.clone(), role: ConnectionRole::Writer }),
+            writer: SyncArbiter::start(1, move || Executor {
+                pool: writers.clone(),
+                role: ConnectionRole::Writer,
+            }),
             readers: SyncArbiter::start(READERS as usize, move || Executor {
                 pool: readers.clone(),
                 role: ConnectionRole::Reader,
@@ -73,7 +76,13 @@ where
     T: Send + 'static,
     E: From<DatabaseError> + Send + 'static,
 {
-    match executor.send(RunQuery { query, result: PhantomData }).await {
+    match executor
+        .send(RunQuery {
+            query,
+            result: PhantomData,
+        })
+        .await
+    {
         Ok(result) => result,
         Err(_) => Err(DatabaseError::Stopped.into()),
     }
@@ -106,7 +115,8 @@ where
     type Result = Result<T, E>;
 
     fn handle(&mut self, message: RunQuery<F, T, E>, _: &mut SyncContext<Self>) -> Self::Result {
-        let mut connection = checkout(&self.pool)?;
+        let mut pooled = checkout(&self.pool)?;
+        let connection: &mut DbConnection = &mut pooled;
         // A panic must not end the executor's thread: it becomes an error, and the transaction is rolled back.
         let guarded = |connection: &mut DbConnection| {
             catch_unwind(AssertUnwindSafe(|| (message.query)(connection)))
@@ -138,8 +148,10 @@ impl<E> From<diesel::result::Error> for Interrupted<E> {
 
 fn checkout(
     pool: &DbPool,
-) -> Result<diesel::r2d2::PooledConnection<diesel::r2d2::ConnectionManager<DbConnection>>, DatabaseError>
-{
+) -> Result<
+    diesel::r2d2::PooledConnection<diesel::r2d2::ConnectionManager<DbConnection>>,
+    DatabaseError,
+> {
     pool.get().map_err(|error| {
         tracing::error!(%error, "no database connection");
         DatabaseError::Busy

@@ -90,11 +90,14 @@ diesel::table! {
         bytes -> BigInt,
         sha256 -> Text,
         row_count -> BigInt,
-        accepted_rows -> BigInt,
+        untrainable_rows -> BigInt,
+        bad_rows -> BigInt,
         row_shapes -> Text,
         problems -> Text,
         created_at -> Timestamp,
     }
 }
 
+diesel::joinable!(sessions -> users (user_id));
+diesel::joinable!(api_tokens -> users (user_id));
 diesel::allow_tables_to_appear_in_same_query!(users, sessions, api_tokens);

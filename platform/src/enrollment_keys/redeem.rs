@@ -37,7 +37,9 @@ pub enum EnrollmentRefused {
     #[error("Invalid API key")]
     InvalidKey,
     /// The UUID has a worker already.
-    #[error("a worker with this UUID is enrolled already: use its own key, or delete the worker on the platform first")]
+    #[error(
+        "a worker with this UUID is enrolled already: use its own key, or delete the worker on the platform first"
+    )]
     AlreadyEnrolled,
     /// The database failed.
     #[error(transparent)]
@@ -74,7 +76,11 @@ pub fn redeem(
                 take_use(connection, &key)?;
             }
             let new = worker_keys::replace(connection, worker.id)?;
-            Ok(Enrolled { worker_id: worker.id, worker_name: worker.name, api_key: new.secret })
+            Ok(Enrolled {
+                worker_id: worker.id,
+                worker_name: worker.name,
+                api_key: new.secret,
+            })
         }
     }
 }
@@ -89,26 +95,41 @@ fn valid_key(
     }
     let hash = TokenHash::of(presented);
     let found = store::find_by_hash(connection, hash.as_bytes())?;
-    Ok(found.filter(|key| hash.is(&key.key_hash) && key.revoked_at.is_none() && key.expires_at > now))
+    Ok(found
+        .filter(|key| hash.is(&key.key_hash) && key.revoked_at.is_none() && key.expires_at > now))
 }
 
 fn take_use(connection: &mut DbConnection, key: &EnrollmentKey) -> Result<(), EnrollmentRefused> {
-    if store::count_use(connection, key.id)? { Ok(()) } else { Err(EnrollmentRefused::InvalidKey) }
+    if store::count_use(connection, key.id)? {
+        Ok(())
+    } else {
+        Err(EnrollmentRefused::InvalidKey)
+    }
 }
 
-fn enrolled_worker(connection: &mut DbConnection, uuid: Uuid) -> Result<Option<EnrolledWorker>, DatabaseError> {
+fn enrolled_worker(
+    connection: &mut DbConnection,
+    uuid: Uuid,
+) -> Result<Option<EnrolledWorker>, DatabaseError> {
     let row: Option<(i64, String, Option<NaiveDateTime>, Option<i64>)> = workers::table
         .filter(workers::uuid.eq(uuid.to_string()))
         .filter(workers::deleted_at.is_null())
-        .select((workers::id, workers::name, workers::key_used_at, workers::enrollment_key_id))
+        .select((
+            workers::id,
+            workers::name,
+            workers::key_used_at,
+            workers::enrollment_key_id,
+        ))
         .first(connection)
         .optional()?;
-    Ok(row.map(|(id, name, used, enrollment_key_id)| EnrolledWorker {
-        id,
-        name,
-        key_was_used: used.is_some(),
-        enrollment_key_id,
-    }))
+    Ok(
+        row.map(|(id, name, used, enrollment_key_id)| EnrolledWorker {
+            id,
+            name,
+            key_was_used: used.is_some(),
+            enrollment_key_id,
+        }),
+    )
 }
 
 fn enroll(
@@ -117,7 +138,10 @@ fn enroll(
     uuid: Uuid,
     now: NaiveDateTime,
 ) -> Result<Enrolled, EnrollmentRefused> {
-    let name = free_name(connection, key.name_prefix.as_deref().unwrap_or(DEFAULT_PREFIX))?;
+    let name = free_name(
+        connection,
+        key.name_prefix.as_deref().unwrap_or(DEFAULT_PREFIX),
+    )?;
     let issued = TokenKind::Worker.issue();
     diesel::insert_into(workers::table)
         .values((
@@ -129,7 +153,11 @@ fn enroll(
         ))
         .execute(connection)
         .map_err(DatabaseError::from)?;
-    Ok(Enrolled { worker_id: last_insert_id(connection)?, worker_name: name, api_key: issued.secret })
+    Ok(Enrolled {
+        worker_id: last_insert_id(connection)?,
+        worker_name: name,
+        api_key: issued.secret,
+    })
 }
 
 /// `PREFIX-N` with the lowest number above all that are in use.
@@ -141,7 +169,12 @@ fn free_name(connection: &mut DbConnection, prefix: &str) -> Result<String, Data
         .load(connection)?;
     let highest = taken
         .iter()
-        .filter_map(|name| name.strip_prefix(prefix)?.strip_prefix('-')?.parse::<u64>().ok())
+        .filter_map(|name| {
+            name.strip_prefix(prefix)?
+                .strip_prefix('-')?
+                .parse::<u64>()
+                .ok()
+        })
         .max();
     Ok(format!("{prefix}-{}", highest.unwrap_or(0) + 1))
 }

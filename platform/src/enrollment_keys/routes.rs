@@ -57,8 +57,16 @@ pub async fn list(
 ) -> Result<web::Json<Page<EnrollmentKeyView>>, ApiError> {
     user.require(Role::Admin)?;
     let (limit, before) = (page.limit()?, page.before()?);
-    let rows = state.database.read::<_, DatabaseError, _>(move |c| store::list(c, before, limit + 1)).await?;
-    Ok(web::Json(Page::of(rows, limit, |key| key.id, EnrollmentKeyView::from)))
+    let rows = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| store::list(c, before, limit + 1))
+        .await?;
+    Ok(web::Json(Page::of(
+        rows,
+        limit,
+        |key| key.id,
+        EnrollmentKeyView::from,
+    )))
 }
 
 /// A new enrolment key.
@@ -103,7 +111,10 @@ pub async fn create(
         expires_at: now + lifetime,
     };
     let expires_at = shown_time(new.expires_at);
-    let (id, key) = state.database.write::<_, DatabaseError, _>(move |c| store::insert(c, &new, now)).await?;
+    let (id, key) = state
+        .database
+        .write::<_, DatabaseError, _>(move |c| store::insert(c, &new, now))
+        .await?;
     let platform = state.public_url.as_str().trim_end_matches('/');
     let command = format!(
         "PLATFORM_URL={} WORKER_KEY={} trainyard-worker run",
@@ -129,7 +140,11 @@ pub async fn revoke(
     PathId(id): PathId<i64>,
 ) -> Result<HttpResponse, ApiError> {
     user.require(Role::Admin)?;
-    if !state.database.write::<_, DatabaseError, _>(move |c| store::revoke(c, id, now())).await? {
+    if !state
+        .database
+        .write::<_, DatabaseError, _>(move |c| store::revoke(c, id, now()))
+        .await?
+    {
         return Err(ApiError::not_found("enrolment key"));
     }
     Ok(HttpResponse::NoContent().finish())
@@ -139,26 +154,41 @@ fn check(body: &EnrollmentKeyRequest) -> Result<TimeDelta, ApiError> {
     let mut problems = Vec::new();
     if let Some(prefix) = &body.name_prefix {
         let fits = (1..=MAX_PREFIX_CHARACTERS).contains(&prefix.chars().count())
-            && prefix.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+            && prefix
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
         if !fits {
-            let message = format!("must be 1 to {MAX_PREFIX_CHARACTERS} of ASCII letters, digits, '-', '_', '.'");
+            let message = format!(
+                "must be 1 to {MAX_PREFIX_CHARACTERS} of ASCII letters, digits, '-', '_', '.'"
+            );
             problems.push(FieldProblem::new("name_prefix", message));
         }
     }
     if body.max_uses.is_some_and(|uses| uses < 1) {
         problems.push(FieldProblem::new("max_uses", "must be at least 1"));
     }
-    let lifetime = body.expires_in_seconds.map_or(Some(DEFAULT_LIFETIME), TimeDelta::try_seconds);
+    let lifetime = body
+        .expires_in_seconds
+        .map_or(Some(DEFAULT_LIFETIME), TimeDelta::try_seconds);
     match lifetime.filter(|lifetime| *lifetime > TimeDelta::zero() && *lifetime <= MAX_LIFETIME) {
         Some(lifetime) if problems.is_empty() => return Ok(lifetime),
         Some(_) => {}
-        None => problems.push(FieldProblem::new("expires_in_seconds", "must lie between 1 second and ten years")),
+        None => problems.push(FieldProblem::new(
+            "expires_in_seconds",
+            "must lie between 1 second and ten years",
+        )),
     }
     Err(ApiError::invalid(problems))
 }
 
 /// A word that a POSIX shell takes as it stands.
 fn shell_quoted(text: &str) -> String {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~/:[]%@+,".contains(&byte));
-    if is_plain && !text.contains(['[', ']']) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    let is_plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-._~/:[]%@+,".contains(&byte));
+    if is_plain && !text.contains(['[', ']']) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }

@@ -62,11 +62,22 @@ pub(super) fn list(
 }
 
 /// Revokes a key; tells whether there is such a key. Revoking twice is the same as once.
-pub(super) fn revoke(connection: &mut DbConnection, id: i64, now: NaiveDateTime) -> Result<bool, DatabaseError> {
-    diesel::update(enrollment_keys::table.find(id).filter(enrollment_keys::revoked_at.is_null()))
-        .set(enrollment_keys::revoked_at.eq(now))
-        .execute(connection)?;
-    Ok(diesel::select(diesel::dsl::exists(enrollment_keys::table.find(id))).get_result(connection)?)
+pub(super) fn revoke(
+    connection: &mut DbConnection,
+    id: i64,
+    now: NaiveDateTime,
+) -> Result<bool, DatabaseError> {
+    diesel::update(
+        enrollment_keys::table
+            .find(id)
+            .filter(enrollment_keys::revoked_at.is_null()),
+    )
+    .set(enrollment_keys::revoked_at.eq(now))
+    .execute(connection)?;
+    Ok(
+        diesel::select(diesel::dsl::exists(enrollment_keys::table.find(id)))
+            .get_result(connection)?,
+    )
 }
 
 pub(super) fn find_by_hash(
@@ -82,9 +93,11 @@ pub(super) fn find_by_hash(
 
 /// Counts one use, unless all are used up; tells whether it was counted.
 pub(super) fn count_use(connection: &mut DbConnection, id: i64) -> Result<bool, DatabaseError> {
-    let usable = enrollment_keys::table
-        .find(id)
-        .filter(enrollment_keys::max_uses.is_null().or(enrollment_keys::max_uses.gt(enrollment_keys::uses.nullable())));
+    let usable = enrollment_keys::table.find(id).filter(
+        enrollment_keys::max_uses
+            .is_null()
+            .or(enrollment_keys::max_uses.gt(enrollment_keys::uses.nullable())),
+    );
     let counted = diesel::update(usable)
         .set(enrollment_keys::uses.eq(enrollment_keys::uses + 1))
         .execute(connection)?;

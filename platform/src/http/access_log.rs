@@ -31,10 +31,10 @@ pub async fn access_log<B: MessageBody + 'static>(
     };
     tracing::info!(
         target: "trainyard::access",
-        http.method = %method,
-        http.path = %path,
-        http.status = status.as_u16(),
-        client.address = address.map(tracing::field::display),
+        method = %method,
+        path = %path,
+        status = status.as_u16(),
+        client_address = address.map(tracing::field::display),
         duration_ms = started.elapsed().as_millis() as u64,
         "request"
     );

@@ -27,7 +27,10 @@ impl PageQuery {
     pub fn limit(&self) -> Result<i64, ApiError> {
         match self.limit.unwrap_or(DEFAULT_LIMIT) {
             limit @ 1..=MAX_LIMIT => Ok(limit),
-            _ => Err(ApiError::invalid_field("limit", format!("must lie between 1 and {MAX_LIMIT}"))),
+            _ => Err(ApiError::invalid_field(
+                "limit",
+                format!("must lie between 1 and {MAX_LIMIT}"),
+            )),
         }
     }
 
@@ -38,11 +41,11 @@ impl PageQuery {
     pub fn before(&self) -> Result<i64, ApiError> {
         match self.cursor.as_deref() {
             None => Ok(i64::MAX),
-            Some(text) => text
-                .parse()
-                .ok()
-                .filter(|id| *id > 0)
-                .ok_or_else(|| ApiError::invalid_field("cursor", "is not a cursor of this list")),
+            Some(text) => {
+                text.parse().ok().filter(|id| *id > 0).ok_or_else(|| {
+                    ApiError::invalid_field("cursor", "is not a cursor of this list")
+                })
+            }
         }
     }
 }
@@ -58,12 +61,24 @@ pub struct Page<T> {
 
 impl<T> Page<T> {
     /// A page of rows with ids, made from up to `limit + 1` of them: the one too many shows that there are more.
-    pub fn of<R>(mut rows: Vec<R>, limit: i64, id: impl Fn(&R) -> i64, show: impl FnMut(R) -> T) -> Self {
+    pub fn of<R>(
+        mut rows: Vec<R>,
+        limit: i64,
+        id: impl Fn(&R) -> i64,
+        show: impl FnMut(R) -> T,
+    ) -> Self {
         let limit = usize::try_from(limit).unwrap_or_default();
         let more = rows.len() > limit;
         rows.truncate(limit);
-        let next_cursor = if more { rows.last().map(|last| id(last).to_string()) } else { None };
-        Self { items: rows.into_iter().map(show).collect(), next_cursor }
+        let next_cursor = if more {
+            rows.last().map(|last| id(last).to_string())
+        } else {
+            None
+        };
+        Self {
+            items: rows.into_iter().map(show).collect(),
+            next_cursor,
+        }
     }
 }
 
@@ -72,7 +87,10 @@ mod tests {
     use super::*;
 
     fn query(limit: Option<i64>, cursor: Option<&str>) -> PageQuery {
-        PageQuery { limit, cursor: cursor.map(str::to_owned) }
+        PageQuery {
+            limit,
+            cursor: cursor.map(str::to_owned),
+        }
     }
 
     #[test]

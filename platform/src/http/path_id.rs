@@ -20,6 +20,10 @@ where
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         let text = request.match_info().get("id").unwrap_or_default();
-        ready(text.parse().map(Self).map_err(|error: Id::Err| ApiError::invalid_field("id", error.to_string())))
+        ready(
+            text.parse()
+                .map(Self)
+                .map_err(|error: Id::Err| ApiError::invalid_field("id", error.to_string())),
+        )
     }
 }

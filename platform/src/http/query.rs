@@ -28,11 +28,15 @@ fn parse<T: DeserializeOwned>(query: &str) -> Result<StrictQuery<T>, ApiError> {
     }
     match web::Query::<T>::from_query(query) {
         Ok(parsed) => Ok(StrictQuery(parsed.into_inner())),
-        Err(error) => Err(ApiError::invalid(vec![FieldProblem::new("query", reason(&error))])),
+        Err(error) => Err(ApiError::invalid(vec![FieldProblem::new(
+            "query",
+            reason(&error),
+        )])),
     }
 }
 
 fn reason(error: &actix_web::error::QueryPayloadError) -> String {
     let text = error.to_string();
-    text.strip_prefix("Query deserialize error: ").map_or(text.clone(), str::to_owned)
+    text.strip_prefix("Query deserialize error: ")
+        .map_or(text.clone(), str::to_owned)
 }

@@ -41,7 +41,10 @@ pub async fn security_headers<B: MessageBody + 'static>(
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     if is_https {
-        headers.insert(header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
+        headers.insert(
+            header::STRICT_TRANSPORT_SECURITY,
+            HeaderValue::from_static("max-age=31536000"),
+        );
     }
     Ok(response)
 }

@@ -1,7 +1,7 @@
 //! Bodies that are streamed: never held whole, and given up when nothing arrives for a while.
 
 use actix_web::http::header;
-use actix_web::{FromRequest, HttpRequest, dev::Payload, web};
+use actix_web::{FromRequest, HttpRequest, dev::Payload};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use std::future::{Ready, ready};
@@ -17,7 +17,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The streamed body of a request.
 pub struct UploadBody {
-    payload: web::Payload,
+    payload: Payload,
     announced_bytes: Option<u64>,
 }
 
@@ -82,7 +82,12 @@ impl FromRequest for UploadBody {
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let announced = request.headers().get(header::CONTENT_LENGTH);
-        let announced_bytes = announced.and_then(|value| value.to_str().ok()).and_then(|text| text.parse().ok());
-        ready(Ok(Self { payload: web::Payload(payload.take()), announced_bytes }))
+        let announced_bytes = announced
+            .and_then(|value| value.to_str().ok())
+            .and_then(|text| text.parse().ok());
+        ready(Ok(Self {
+            payload: payload.take(),
+            announced_bytes,
+        }))
     }
 }

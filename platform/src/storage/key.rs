@@ -36,7 +36,10 @@ impl StorageKey {
             if part.len() > MAX_PART_BYTES {
                 return refuse("no part of a key may be longer than 200 bytes");
             }
-            if !part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
+            if !part
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+            {
                 return refuse("a key may hold ASCII letters, digits, '.', '_', '-' and '/' only");
             }
         }
@@ -81,9 +84,37 @@ mod tests {
         let long = "a/".repeat(600) + "a";
         let wide = "a".repeat(201);
         for key in [
-            "", "/", "/etc/passwd", "..", "../x", "../../../../etc/passwd", "a/../b", "a/../../b", "a/./b", "a//b",
-            "a/", "./a", "%2e%2e%2fa", "a%2f..", "..%5c", "..\\x", "a\\b", "C:\\x", "a\0b", "a\nb", "a\u{7f}b",
-            "a b", "ä", ".hidden", "a/.partial", "~", "a:b", "a?b", "a#b", &long, &wide,
+            "",
+            "/",
+            "/etc/passwd",
+            "..",
+            "../x",
+            "../../../../etc/passwd",
+            "a/../b",
+            "a/../../b",
+            "a/./b",
+            "a//b",
+            "a/",
+            "./a",
+            "%2e%2e%2fa",
+            "a%2f..",
+            "..%5c",
+            "..\\x",
+            "a\\b",
+            "C:\\x",
+            "a\0b",
+            "a\nb",
+            "a\u{7f}b",
+            "a b",
+            "ä",
+            ".hidden",
+            "a/.partial",
+            "~",
+            "a:b",
+            "a?b",
+            "a#b",
+            &long,
+            &wide,
         ] {
             assert!(StorageKey::parse(key).is_err(), "{key:?} was taken");
         }

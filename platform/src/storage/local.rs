@@ -20,7 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use tokio_util::io::ReaderStream;
 
 use super::object_store::{
-    ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError, StoredObject,
+    ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError,
+    StoredObject,
 };
 use super::{StorageKey, UploadTarget, UploadTerms, UrlSigner};
 
@@ -50,7 +51,10 @@ impl LocalStore {
     /// # Errors
     /// When the folder cannot be made or read.
     pub fn open(root: &Path, signer: UrlSigner) -> io::Result<Self> {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(root)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)?;
         let root = root.canonicalize()?;
         let mut removed = 0;
         visit_files(&root, &mut |path| {
@@ -63,7 +67,11 @@ impl LocalStore {
         if removed > 0 {
             tracing::info!(files = removed, "interrupted uploads removed");
         }
-        Ok(Self { root, signer, free_space })
+        Ok(Self {
+            root,
+            signer,
+            free_space,
+        })
     }
 
     /// The path of a key, after making sure that no folder on the way is a link.
@@ -78,7 +86,9 @@ impl LocalStore {
                 }
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Err(StorageError::NotFound),
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+                    return Err(StorageError::NotFound);
+                }
                 Err(error) => return Err(StorageError::from_io("look at", key, error)),
             }
         }
@@ -90,25 +100,50 @@ impl LocalStore {
             return Err(StorageError::NotFound);
         }
         let modified = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-        let etag = format!("{:x}-{:x}-{:x}-{:x}", found.ino(), found.size(), found.mtime(), found.mtime_nsec());
-        Ok(ObjectInfo { key: key.clone(), size_bytes: found.len(), modified, etag })
+        let etag = format!(
+            "{:x}-{:x}-{:x}-{:x}",
+            found.ino(),
+            found.size(),
+            found.mtime(),
+            found.mtime_nsec()
+        );
+        Ok(ObjectInfo {
+            key: key.clone(),
+            size_bytes: found.len(),
+            modified,
+            etag,
+        })
     }
 
     fn begin(&self, key: &StorageKey, expected: Expected) -> Result<LocalWriter, StorageError> {
         let target = self.path(key)?;
-        let folder = target.parent().expect("a key has at least one part below the root").to_owned();
+        let folder = target
+            .parent()
+            .expect("a key has at least one part below the root")
+            .to_owned();
         let failed = |error| StorageError::from_io("create", key, error);
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .map_err(failed)?;
         let partial = folder.join(format!(
             ".{}.{:016x}{PARTIAL_SUFFIX}",
             key.file_name(),
             rand::random::<u64>()
         ));
-        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial).map_err(failed)?;
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&partial)
+            .map_err(failed)?;
         let writer = LocalWriter {
             key: key.clone(),
             file: tokio::fs::File::from_std(file),
-            partial: Partial { path: Some(partial) },
+            partial: Partial {
+                path: Some(partial),
+            },
             target,
             expected,
             digest: Sha256::new(),
@@ -123,13 +158,21 @@ impl LocalStore {
 
 #[async_trait]
 impl ObjectStore for LocalStore {
-    async fn create(&self, key: &StorageKey, expected: Expected) -> Result<Box<dyn ObjectWriter>, StorageError> {
+    async fn create(
+        &self,
+        key: &StorageKey,
+        expected: Expected,
+    ) -> Result<Box<dyn ObjectWriter>, StorageError> {
         let (store, key) = (self.clone(), key.clone());
         let writer = blocking(move || store.begin(&key, expected)).await?;
         Ok(Box::new(writer))
     }
 
-    async fn open(&self, key: &StorageKey, range: Option<ByteRange>) -> Result<ObjectReader, StorageError> {
+    async fn open(
+        &self,
+        key: &StorageKey,
+        range: Option<ByteRange>,
+    ) -> Result<ObjectReader, StorageError> {
         let (store, wanted) = (self.clone(), key.clone());
         let (file, info) = blocking(move || {
             let failed = |error| StorageError::from_io("open", &wanted, error);
@@ -150,7 +193,12 @@ impl ObjectStore for LocalStore {
                 .map_err(|error| StorageError::from_io("seek in", key, error))?;
         }
         let chunks = ReaderStream::with_capacity(file.take(length), READ_CHUNK_BYTES).boxed();
-        Ok(ObjectReader { info, start, length, chunks })
+        Ok(ObjectReader {
+            info,
+            start,
+            length,
+            chunks,
+        })
     }
 
     async fn info(&self, key: &StorageKey) -> Result<ObjectInfo, StorageError> {
@@ -190,7 +238,10 @@ impl ObjectStore for LocalStore {
                 _ => {}
             }
             // Folders that are empty now go too; the first one that is not stops this.
-            let folders = path.ancestors().skip(1).take_while(|folder| *folder != store.root);
+            let folders = path
+                .ancestors()
+                .skip(1)
+                .take_while(|folder| *folder != store.root);
             for folder in folders {
                 if fs::remove_dir(folder).is_err() {
                     break;
@@ -206,7 +257,11 @@ impl ObjectStore for LocalStore {
         blocking(move || {
             let mut found = Vec::new();
             let visited = visit_files(&store.path(&prefix)?, &mut |path| {
-                let relative = path.strip_prefix(&store.root).ok().and_then(Path::to_str).unwrap_or_default();
+                let relative = path
+                    .strip_prefix(&store.root)
+                    .ok()
+                    .and_then(Path::to_str)
+                    .unwrap_or_default();
                 if let Ok(key) = StorageKey::parse(relative) {
                     found.push(store.info_of(&key, &fs::symlink_metadata(path)?));
                 }
@@ -231,8 +286,14 @@ impl ObjectStore for LocalStore {
         self.signer.download_url(key, valid_for, SystemTime::now())
     }
 
-    fn upload_target(&self, key: &StorageKey, terms: &UploadTerms, valid_for: Duration) -> UploadTarget {
-        self.signer.upload_target(key, terms, valid_for, SystemTime::now())
+    fn upload_target(
+        &self,
+        key: &StorageKey,
+        terms: &UploadTerms,
+        valid_for: Duration,
+    ) -> UploadTarget {
+        self.signer
+            .upload_target(key, terms, valid_for, SystemTime::now())
     }
 }
 
@@ -252,8 +313,13 @@ impl LocalWriter {
     /// Refuses to go on when fewer than `needed_bytes` could be written without touching the reserve.
     fn check_space(&self, needed_bytes: u64) -> Result<(), StorageError> {
         let folder = self.target.parent().unwrap_or(&self.target);
-        let free = (self.free_space)(folder).map_err(|error| StorageError::from_io("measure", &self.key, error))?;
-        if free < needed_bytes.saturating_add(RESERVED_BYTES) { Err(StorageError::Full) } else { Ok(()) }
+        let free = (self.free_space)(folder)
+            .map_err(|error| StorageError::from_io("measure", &self.key, error))?;
+        if free < needed_bytes.saturating_add(RESERVED_BYTES) {
+            Err(StorageError::Full)
+        } else {
+            Ok(())
+        }
     }
 
     fn failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> StorageError + use<> {
@@ -262,13 +328,21 @@ impl LocalWriter {
     }
 
     fn check_expected(&self, sha256: &str) -> Result<(), StorageError> {
-        if let Some(expected_bytes) = self.expected.size_bytes.filter(|size| *size != self.size_bytes) {
-            return Err(StorageError::WrongSize { expected_bytes, found_bytes: self.size_bytes });
+        if let Some(expected_bytes) = self
+            .expected
+            .size_bytes
+            .filter(|size| *size != self.size_bytes)
+        {
+            return Err(StorageError::WrongSize {
+                expected_bytes,
+                found_bytes: self.size_bytes,
+            });
         }
         match &self.expected.sha256 {
-            Some(expected) if expected != sha256 => {
-                Err(StorageError::WrongDigest { expected: expected.clone(), found: sha256.to_owned() })
-            }
+            Some(expected) if expected != sha256 => Err(StorageError::WrongDigest {
+                expected: expected.clone(),
+                found: sha256.to_owned(),
+            }),
             _ => Ok(()),
         }
     }
@@ -279,7 +353,9 @@ impl ObjectWriter for LocalWriter {
     async fn write(&mut self, chunk: Bytes) -> Result<(), StorageError> {
         let size_bytes = self.size_bytes + chunk.len() as u64;
         if size_bytes > self.expected.max_bytes {
-            return Err(StorageError::TooLarge { limit_bytes: self.expected.max_bytes });
+            return Err(StorageError::TooLarge {
+                limit_bytes: self.expected.max_bytes,
+            });
         }
         if size_bytes >= self.space_checked_at + SPACE_CHECK_BYTES {
             self.check_space(chunk.len() as u64)?;
@@ -302,7 +378,10 @@ impl ObjectWriter for LocalWriter {
         blocking(move || {
             let failed = self.failed("rename");
             self.partial.rename_to(&self.target).map_err(failed)?;
-            Ok(StoredObject { size_bytes: self.size_bytes, sha256 })
+            Ok(StoredObject {
+                size_bytes: self.size_bytes,
+                sha256,
+            })
         })
         .await
     }
@@ -343,14 +422,24 @@ fn free_space(path: &Path) -> io::Result<u64> {
 }
 
 fn is_partial(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     name.starts_with('.') && name.ends_with(PARTIAL_SUFFIX)
 }
 
 /// Calls `visit` for each file below `folder`, without following links. A folder that is absent holds none.
 fn visit_files(folder: &Path, visit: &mut dyn FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let entries = match fs::read_dir(folder) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => return Ok(()),
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(());
+        }
         entries => entries?,
     };
     for entry in entries {
@@ -370,11 +459,13 @@ where
     F: FnOnce() -> Result<T, StorageError> + Send + 'static,
     T: Send + 'static,
 {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        Err(StorageError::Io {
-            operation: "run",
-            key: String::new(),
-            source: io::Error::other(error),
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| {
+            Err(StorageError::Io {
+                operation: "run",
+                key: String::new(),
+                source: io::Error::other(error),
+            })
         })
-    })
 }

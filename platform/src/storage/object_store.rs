@@ -11,10 +11,18 @@ use super::{StorageKey, UploadTarget, UploadTerms};
 #[async_trait]
 pub trait ObjectStore: Send + Sync {
     /// Begins a new object, or a new version of one. It can be seen once [`ObjectWriter::finish`] has succeeded.
-    async fn create(&self, key: &StorageKey, expected: Expected) -> Result<Box<dyn ObjectWriter>, StorageError>;
+    async fn create(
+        &self,
+        key: &StorageKey,
+        expected: Expected,
+    ) -> Result<Box<dyn ObjectWriter>, StorageError>;
 
     /// Opens an object for reading, wholly or in part.
-    async fn open(&self, key: &StorageKey, range: Option<ByteRange>) -> Result<ObjectReader, StorageError>;
+    async fn open(
+        &self,
+        key: &StorageKey,
+        range: Option<ByteRange>,
+    ) -> Result<ObjectReader, StorageError>;
 
     /// Size and version of an object; [`StorageError::NotFound`] where there is none.
     async fn info(&self, key: &StorageKey) -> Result<ObjectInfo, StorageError>;
@@ -35,7 +43,12 @@ pub trait ObjectStore: Send + Sync {
     fn download_url(&self, key: &StorageKey, valid_for: Duration) -> String;
 
     /// Where and how to send an object of exactly these bytes.
-    fn upload_target(&self, key: &StorageKey, terms: &UploadTerms, valid_for: Duration) -> UploadTarget;
+    fn upload_target(
+        &self,
+        key: &StorageKey,
+        terms: &UploadTerms,
+        valid_for: Duration,
+    ) -> UploadTarget;
 }
 
 /// An object that is being written. Dropped before `finish`, it leaves nothing behind.
@@ -68,7 +81,11 @@ pub struct Expected {
 impl Expected {
     /// Nothing is known but the largest size allowed.
     pub fn at_most(max_bytes: u64) -> Self {
-        Self { max_bytes, size_bytes: None, sha256: None }
+        Self {
+            max_bytes,
+            size_bytes: None,
+            sha256: None,
+        }
     }
 
     /// Exactly these bytes.
@@ -198,12 +215,20 @@ pub enum StorageError {
 
 impl StorageError {
     /// Tells a full disk and a missing file from other failures of the system.
-    pub(super) fn from_io(operation: &'static str, key: &StorageKey, source: std::io::Error) -> Self {
+    pub(super) fn from_io(
+        operation: &'static str,
+        key: &StorageKey,
+        source: std::io::Error,
+    ) -> Self {
         use std::io::ErrorKind;
         match source.kind() {
             ErrorKind::NotFound => Self::NotFound,
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::Full,
-            _ => Self::Io { operation, key: key.to_string(), source },
+            _ => Self::Io {
+                operation,
+                key: key.to_string(),
+                source,
+            },
         }
     }
 }
@@ -224,7 +249,11 @@ mod tests {
 
     #[test]
     fn ranges_without_a_byte_are_refused() {
-        for range in [ByteRange::From(10), ByteRange::FromTo(5, 4), ByteRange::Last(0)] {
+        for range in [
+            ByteRange::From(10),
+            ByteRange::FromTo(5, 4),
+            ByteRange::Last(0),
+        ] {
             assert!(range.within(10).is_err(), "{range:?}");
         }
         assert!(ByteRange::From(0).within(0).is_err());

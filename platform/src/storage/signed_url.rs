@@ -61,7 +61,10 @@ impl UrlSigner {
         let mut url = self.object_url(key);
         url.query_pairs_mut()
             .append_pair("expires", &expires.to_string())
-            .append_pair("signature", &hex::encode(self.sign(&Grant::Download, key, expires)));
+            .append_pair(
+                "signature",
+                &hex::encode(self.sign(&Grant::Download, key, expires)),
+            );
         url.into()
     }
 
@@ -79,10 +82,16 @@ impl UrlSigner {
             .append_pair("expires", &expires.to_string())
             .append_pair("size", &terms.size_bytes.to_string())
             .append_pair("sha256", &terms.sha256)
-            .append_pair("signature", &hex::encode(self.sign(&Grant::Upload(terms), key, expires)));
+            .append_pair(
+                "signature",
+                &hex::encode(self.sign(&Grant::Upload(terms), key, expires)),
+            );
         UploadTarget {
             url: url.into(),
-            headers: BTreeMap::from([("Content-Type".to_owned(), "application/octet-stream".to_owned())]),
+            headers: BTreeMap::from([(
+                "Content-Type".to_owned(),
+                "application/octet-stream".to_owned(),
+            )]),
             expires_in: valid_for.as_secs(),
         }
     }
@@ -93,19 +102,42 @@ impl UrlSigner {
     }
 
     /// What the query permits to be written to `key` now, if anything.
-    pub fn permitted_upload(&self, key: &StorageKey, query: &SignedQuery, now: SystemTime) -> Option<UploadTerms> {
-        let terms = UploadTerms { size_bytes: query.size?, sha256: query.sha256.clone()? };
-        self.is_valid(&Grant::Upload(&terms), key, query, now).then_some(terms)
+    pub fn permitted_upload(
+        &self,
+        key: &StorageKey,
+        query: &SignedQuery,
+        now: SystemTime,
+    ) -> Option<UploadTerms> {
+        let terms = UploadTerms {
+            size_bytes: query.size?,
+            sha256: query.sha256.clone()?,
+        };
+        self.is_valid(&Grant::Upload(&terms), key, query, now)
+            .then_some(terms)
     }
 
-    fn is_valid(&self, grant: &Grant<'_>, key: &StorageKey, query: &SignedQuery, now: SystemTime) -> bool {
-        let Ok(given) = hex::decode(&query.signature) else { return false };
-        let right = self.mac(grant, key, query.expires).verify_slice(&given).is_ok();
+    fn is_valid(
+        &self,
+        grant: &Grant<'_>,
+        key: &StorageKey,
+        query: &SignedQuery,
+        now: SystemTime,
+    ) -> bool {
+        let Ok(given) = hex::decode(&query.signature) else {
+            return false;
+        };
+        let right = self
+            .mac(grant, key, query.expires)
+            .verify_slice(&given)
+            .is_ok();
         right && unix_seconds(now) < query.expires
     }
 
     fn sign(&self, grant: &Grant<'_>, key: &StorageKey, expires: u64) -> Vec<u8> {
-        self.mac(grant, key, expires).finalize().into_bytes().to_vec()
+        self.mac(grant, key, expires)
+            .finalize()
+            .into_bytes()
+            .to_vec()
     }
 
     /// No field can hold a line break, so that two grants never read the same.
@@ -134,7 +166,9 @@ enum Grant<'a> {
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 #[cfg(test)]
@@ -152,7 +186,11 @@ mod tests {
     }
 
     fn query_of(url: &str) -> SignedQuery {
-        let pairs: BTreeMap<String, String> = Url::parse(url).unwrap().query_pairs().into_owned().collect();
+        let pairs: BTreeMap<String, String> = Url::parse(url)
+            .unwrap()
+            .query_pairs()
+            .into_owned()
+            .collect();
         SignedQuery {
             expires: pairs["expires"].parse().unwrap(),
             signature: pairs["signature"].clone(),
@@ -165,17 +203,33 @@ mod tests {
     fn a_download_url_opens_its_key_until_it_expires_and_nothing_else() {
         let (signer, now) = (signer(), SystemTime::now());
         let url = signer.download_url(&key("a/b.bin"), HOUR, now);
-        assert!(url.starts_with("https://yard.example/base/storage/a/b.bin?"), "{url}");
+        assert!(
+            url.starts_with("https://yard.example/base/storage/a/b.bin?"),
+            "{url}"
+        );
         let query = query_of(&url);
         assert!(signer.permits_download(&key("a/b.bin"), &query, now));
         assert!(!signer.permits_download(&key("a/c.bin"), &query, now));
         assert!(!signer.permits_download(&key("a/b.bin"), &query, now + HOUR));
-        assert!(signer.permitted_upload(&key("a/b.bin"), &query, now).is_none());
-        let longer = SignedQuery { expires: query.expires + 1, ..query.clone() };
+        assert!(
+            signer
+                .permitted_upload(&key("a/b.bin"), &query, now)
+                .is_none()
+        );
+        let longer = SignedQuery {
+            expires: query.expires + 1,
+            ..query.clone()
+        };
         assert!(!signer.permits_download(&key("a/b.bin"), &longer, now));
         for signature in ["", "zz", &query.signature[2..], &"00".repeat(32)] {
-            let forged = SignedQuery { signature: signature.to_owned(), ..query.clone() };
-            assert!(!signer.permits_download(&key("a/b.bin"), &forged, now), "{signature:?}");
+            let forged = SignedQuery {
+                signature: signature.to_owned(),
+                ..query.clone()
+            };
+            assert!(
+                !signer.permits_download(&key("a/b.bin"), &forged, now),
+                "{signature:?}"
+            );
         }
         let other = UrlSigner::new(&[8; 32], Url::parse("https://yard.example/base/").unwrap());
         assert!(!other.permits_download(&key("a/b.bin"), &query, now));
@@ -184,15 +238,24 @@ mod tests {
     #[test]
     fn an_upload_url_is_bound_to_size_and_digest() {
         let (signer, now) = (signer(), SystemTime::now());
-        let terms = UploadTerms { size_bytes: 5, sha256: "ab".repeat(32) };
+        let terms = UploadTerms {
+            size_bytes: 5,
+            sha256: "ab".repeat(32),
+        };
         let target = signer.upload_target(&key("a"), &terms, HOUR, now);
         assert_eq!(target.expires_in, 3600);
         let query = query_of(&target.url);
         assert_eq!(signer.permitted_upload(&key("a"), &query, now), Some(terms));
         assert!(!signer.permits_download(&key("a"), &query, now));
-        let larger = SignedQuery { size: Some(6), ..query.clone() };
+        let larger = SignedQuery {
+            size: Some(6),
+            ..query.clone()
+        };
         assert!(signer.permitted_upload(&key("a"), &larger, now).is_none());
-        let other = SignedQuery { sha256: Some("cd".repeat(32)), ..query };
+        let other = SignedQuery {
+            sha256: Some("cd".repeat(32)),
+            ..query
+        };
         assert!(signer.permitted_upload(&key("a"), &other, now).is_none());
     }
 }

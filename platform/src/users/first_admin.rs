@@ -23,17 +23,30 @@ pub struct FirstAdmin {
 ///
 /// # Errors
 /// When the e-mail belongs to a user without that role, or the database fails.
-pub async fn make_if_none(database: &Database, config: &Config) -> Result<Option<FirstAdmin>, ApiError> {
-    let exists = database.read::<_, DatabaseError, _>(|c| store::has_other_admin(c, 0)).await?;
+pub async fn make_if_none(
+    database: &Database,
+    config: &Config,
+) -> Result<Option<FirstAdmin>, ApiError> {
+    let exists = database
+        .read::<_, DatabaseError, _>(|c| store::has_other_admin(c, 0))
+        .await?;
     if exists {
         return Ok(None);
     }
     let generated_password = match config.admin_password {
         Some(_) => None,
-        None => Some(Secret::from(URL_SAFE_NO_PAD.encode(rand::random::<[u8; 18]>()))),
+        None => Some(Secret::from(
+            URL_SAFE_NO_PAD.encode(rand::random::<[u8; 18]>()),
+        )),
     };
-    let Some(secret) = config.admin_password.clone().or_else(|| generated_password.clone()) else {
-        return Err(ApiError::internal("the first administrator has no password"));
+    let Some(secret) = config
+        .admin_password
+        .clone()
+        .or_else(|| generated_password.clone())
+    else {
+        return Err(ApiError::internal(
+            "the first administrator has no password",
+        ));
     };
     let admin = NewUser {
         email: config.admin_email.clone(),
@@ -42,7 +55,12 @@ pub async fn make_if_none(database: &Database, config: &Config) -> Result<Option
         max_concurrent_jobs: None,
         max_storage_bytes: None,
     };
-    database.write::<_, DatabaseError, _>(move |c| store::insert(c, &admin, now())).await?;
+    database
+        .write::<_, DatabaseError, _>(move |c| store::insert(c, &admin, now()))
+        .await?;
     tracing::info!(email = %config.admin_email, "first administrator made");
-    Ok(Some(FirstAdmin { email: config.admin_email.clone(), generated_password }))
+    Ok(Some(FirstAdmin {
+        email: config.admin_email.clone(),
+        generated_password,
+    }))
 }

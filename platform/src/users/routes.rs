@@ -24,8 +24,16 @@ pub async fn list(
 ) -> Result<web::Json<Page<UserView>>, ApiError> {
     user.require(Role::Admin)?;
     let (limit, before) = (page.limit()?, page.before()?);
-    let rows = state.database.read::<_, DatabaseError, _>(move |c| store::list(c, before, limit + 1)).await?;
-    Ok(web::Json(Page::of(rows, limit, |user| user.id, UserView::from)))
+    let rows = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| store::list(c, before, limit + 1))
+        .await?;
+    Ok(web::Json(Page::of(
+        rows,
+        limit,
+        |user| user.id,
+        UserView::from,
+    )))
 }
 
 /// One user.
@@ -39,7 +47,10 @@ pub async fn get(
     PathId(id): PathId<UserId>,
 ) -> Result<web::Json<UserView>, ApiError> {
     user.require(Role::Admin)?;
-    let found = state.database.read::<_, DatabaseError, _>(move |c| store::get(c, id.get())).await;
+    let found = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| store::get(c, id.get()))
+        .await;
     Ok(web::Json(found.map_err(no_such_user)?.into()))
 }
 
@@ -72,7 +83,11 @@ pub async fn create(
         String::new()
     });
     check_password(&body.password, &mut problems);
-    check_quota("max_concurrent_jobs", body.max_concurrent_jobs, &mut problems);
+    check_quota(
+        "max_concurrent_jobs",
+        body.max_concurrent_jobs,
+        &mut problems,
+    );
     check_quota("max_storage_bytes", body.max_storage_bytes, &mut problems);
     if !problems.is_empty() {
         return Err(ApiError::invalid(problems));
@@ -93,9 +108,10 @@ pub async fn create(
         .await;
     match made {
         Ok(made) => Ok(HttpResponse::Created().json(UserView::from(made))),
-        Err(DatabaseError::Duplicate(_)) => {
-            Err(ApiError::new(ErrorCode::AlreadyExists, "a user with this e-mail exists already"))
-        }
+        Err(DatabaseError::Duplicate(_)) => Err(ApiError::new(
+            ErrorCode::AlreadyExists,
+            "a user with this e-mail exists already",
+        )),
         Err(error) => Err(error.into()),
     }
 }
@@ -140,8 +156,16 @@ pub async fn update(
     if let Some(new) = &body.password {
         check_password(new, &mut problems);
     }
-    check_quota("max_concurrent_jobs", body.max_concurrent_jobs.flatten(), &mut problems);
-    check_quota("max_storage_bytes", body.max_storage_bytes.flatten(), &mut problems);
+    check_quota(
+        "max_concurrent_jobs",
+        body.max_concurrent_jobs.flatten(),
+        &mut problems,
+    );
+    check_quota(
+        "max_storage_bytes",
+        body.max_storage_bytes.flatten(),
+        &mut problems,
+    );
     if !problems.is_empty() {
         return Err(ApiError::invalid(problems));
     }
@@ -192,7 +216,9 @@ pub async fn delete(
         .database
         .write::<_, ApiError, _>(move |connection| {
             let found = store::get(connection, id.get()).map_err(no_such_user)?;
-            if Role::from_stored(&found.role) == Role::Admin && !store::has_other_admin(connection, id.get())? {
+            if Role::from_stored(&found.role) == Role::Admin
+                && !store::has_other_admin(connection, id.get())?
+            {
                 return Err(last_admin());
             }
             Ok(store::delete(connection, id.get(), now())?)
@@ -210,7 +236,10 @@ fn no_such_user(error: DatabaseError) -> ApiError {
 }
 
 fn last_admin() -> ApiError {
-    ApiError::new(ErrorCode::LastAdmin, "the last administrator can be neither deleted nor demoted")
+    ApiError::new(
+        ErrorCode::LastAdmin,
+        "the last administrator can be neither deleted nor demoted",
+    )
 }
 
 fn check_password(new: &Secret, problems: &mut Vec<FieldProblem>) {

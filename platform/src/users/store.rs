@@ -60,7 +60,11 @@ pub struct UserChange {
 ///
 /// # Errors
 /// [`DatabaseError::Duplicate`] when the e-mail is taken.
-pub fn insert(connection: &mut DbConnection, user: &NewUser, now: NaiveDateTime) -> Result<i64, DatabaseError> {
+pub fn insert(
+    connection: &mut DbConnection,
+    user: &NewUser,
+    now: NaiveDateTime,
+) -> Result<i64, DatabaseError> {
     diesel::insert_into(users::table)
         .values((
             users::email.eq(&user.email),
@@ -90,7 +94,10 @@ pub fn get(connection: &mut DbConnection, id: i64) -> Result<User, DatabaseError
 ///
 /// # Errors
 /// Those of the database.
-pub fn find_by_email(connection: &mut DbConnection, email: &str) -> Result<Option<User>, DatabaseError> {
+pub fn find_by_email(
+    connection: &mut DbConnection,
+    email: &str,
+) -> Result<Option<User>, DatabaseError> {
     Ok(users::table
         .filter(users::email.eq(email))
         .filter(users::deleted_at.is_null())
@@ -103,7 +110,11 @@ pub fn find_by_email(connection: &mut DbConnection, email: &str) -> Result<Optio
 ///
 /// # Errors
 /// Those of the database.
-pub fn list(connection: &mut DbConnection, before: i64, limit: i64) -> Result<Vec<User>, DatabaseError> {
+pub fn list(
+    connection: &mut DbConnection,
+    before: i64,
+    limit: i64,
+) -> Result<Vec<User>, DatabaseError> {
     Ok(users::table
         .filter(users::id.lt(before))
         .filter(users::deleted_at.is_null())
@@ -117,13 +128,19 @@ pub fn list(connection: &mut DbConnection, before: i64, limit: i64) -> Result<Ve
 ///
 /// # Errors
 /// [`DatabaseError::NotFound`] when there is none.
-pub fn update(connection: &mut DbConnection, id: i64, change: &UserChange) -> Result<User, DatabaseError> {
+pub fn update(
+    connection: &mut DbConnection,
+    id: i64,
+    change: &UserChange,
+) -> Result<User, DatabaseError> {
     let is_empty = change.role.is_none()
         && change.password_hash.is_none()
         && change.max_concurrent_jobs.is_none()
         && change.max_storage_bytes.is_none();
     if !is_empty {
-        diesel::update(users::table.find(id).filter(users::deleted_at.is_null())).set(change).execute(connection)?;
+        diesel::update(users::table.find(id).filter(users::deleted_at.is_null()))
+            .set(change)
+            .execute(connection)?;
     }
     get(connection, id)
 }
@@ -132,8 +149,14 @@ pub fn update(connection: &mut DbConnection, id: i64, change: &UserChange) -> Re
 ///
 /// # Errors
 /// Those of the database.
-pub fn set_password(connection: &mut DbConnection, id: i64, password_hash: &str) -> Result<(), DatabaseError> {
-    diesel::update(users::table.find(id)).set(users::password_hash.eq(password_hash)).execute(connection)?;
+pub fn set_password(
+    connection: &mut DbConnection,
+    id: i64,
+    password_hash: &str,
+) -> Result<(), DatabaseError> {
+    diesel::update(users::table.find(id))
+        .set(users::password_hash.eq(password_hash))
+        .execute(connection)?;
     Ok(())
 }
 
@@ -141,12 +164,18 @@ pub fn set_password(connection: &mut DbConnection, id: i64, password_hash: &str)
 ///
 /// # Errors
 /// [`DatabaseError::NotFound`] when there is none.
-pub fn delete(connection: &mut DbConnection, id: i64, now: NaiveDateTime) -> Result<(), DatabaseError> {
+pub fn delete(
+    connection: &mut DbConnection,
+    id: i64,
+    now: NaiveDateTime,
+) -> Result<(), DatabaseError> {
     get(connection, id)?;
     diesel::delete(ws_tokens::table.filter(ws_tokens::user_id.eq(id))).execute(connection)?;
     diesel::delete(sessions::table.filter(sessions::user_id.eq(id))).execute(connection)?;
     diesel::delete(api_tokens::table.filter(api_tokens::user_id.eq(id))).execute(connection)?;
-    diesel::update(users::table.find(id)).set(users::deleted_at.eq(now)).execute(connection)?;
+    diesel::update(users::table.find(id))
+        .set(users::deleted_at.eq(now))
+        .execute(connection)?;
     Ok(())
 }
 

@@ -1,0 +1,9 @@
+//! Data sets: uploaded, checked row by row on the way, kept, shown, deleted.
+
+mod cleanup;
+mod intake;
+mod preview;
+pub mod routes;
+pub mod store;
+
+pub use cleanup::remove_unfinished;

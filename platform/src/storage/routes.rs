@@ -1,0 +1,207 @@
+//! Routes of local storage: whoever holds a signed URL may do exactly what it says.
+
+use actix_web::body::SizedStream;
+use actix_web::http::header::{self, HeaderValue};
+use actix_web::{HttpRequest, HttpResponse, web};
+use serde_json::json;
+use std::time::SystemTime;
+
+use super::object_store::{ByteRange, Expected, ObjectInfo};
+use super::signed_url::{SignedQuery, UploadTerms};
+use super::{StorageError, StorageKey};
+use crate::error::{ApiError, ErrorCode};
+use crate::http::UploadBody;
+use crate::server::AppState;
+
+/// Sends an object, wholly or the one range that is asked for.
+#[utoipa::path(get, path = "/storage/{key}", tag = "storage", security(()),
+    params(("key" = String, Path), ("expires" = u64, Query), ("signature" = String, Query)),
+    responses(
+        (status = 200, description = "the object"),
+        (status = 206, description = "the range"),
+        (status = 403, description = "the link is not valid or has expired"),
+        (status = 404, description = "no such object"),
+        (status = 416, description = "the range lies outside the object"),
+    ))]
+pub async fn download(
+    state: web::Data<AppState>,
+    request: HttpRequest,
+) -> Result<HttpResponse, ApiError> {
+    let (key, query) = signed_request(&request)?;
+    if !state
+        .url_signer
+        .permits_download(&key, &query, SystemTime::now())
+    {
+        return Err(not_permitted());
+    }
+    let info = state.storage.info(&key).await?;
+    let range = wanted_range(&request, &info);
+    let object = match state.storage.open(&key, range).await {
+        Err(error @ StorageError::RangeNotSatisfiable { size_bytes }) => {
+            let mut response = actix_web::ResponseError::error_response(&ApiError::from(error));
+            let value = HeaderValue::from_str(&format!("bytes */{size_bytes}"))
+                .map_err(ApiError::internal)?;
+            response.headers_mut().insert(header::CONTENT_RANGE, value);
+            return Ok(response);
+        }
+        opened => opened?,
+    };
+    let mut response = if range.is_some() {
+        HttpResponse::PartialContent()
+    } else {
+        HttpResponse::Ok()
+    };
+    response
+        .insert_header((header::CONTENT_TYPE, "application/octet-stream"))
+        .insert_header((header::ACCEPT_RANGES, "bytes"))
+        .insert_header((header::ETAG, format!("\"{}\"", object.info.etag)))
+        .insert_header((
+            header::LAST_MODIFIED,
+            header::HttpDate::from(object.info.modified),
+        ))
+        .insert_header((header::CACHE_CONTROL, "private, no-cache"))
+        .insert_header((
+            header::CONTENT_DISPOSITION,
+            format!("attachment; filename=\"{}\"", key.file_name()),
+        ));
+    if range.is_some() {
+        let last = object.start + object.length - 1;
+        let value = format!("bytes {}-{last}/{}", object.start, object.info.size_bytes);
+        response.insert_header((header::CONTENT_RANGE, value));
+    }
+    Ok(response.body(SizedStream::new(object.length, object.chunks)))
+}
+
+/// Takes an object in. It appears once all of it has come and is what the URL says; else nothing is kept.
+#[utoipa::path(put, path = "/storage/{key}", tag = "storage", security(()),
+    params(("key" = String, Path), ("expires" = u64, Query), ("size" = u64, Query), ("sha256" = String, Query),
+        ("signature" = String, Query)),
+    request_body(content_type = "application/octet-stream", description = "the object"),
+    responses(
+        (status = 200, description = "kept"),
+        (status = 400, description = "other bytes than those announced"),
+        (status = 403, description = "the link is not valid or has expired"),
+        (status = 413, description = "more bytes than those announced"),
+        (status = 507, description = "the disk is full"),
+    ))]
+pub async fn upload(
+    state: web::Data<AppState>,
+    request: HttpRequest,
+    mut body: UploadBody,
+) -> Result<HttpResponse, ApiError> {
+    let stored = match permitted_upload(&state, &request) {
+        Ok((key, terms)) => store(&state, &key, &terms, &mut body).await,
+        Err(error) => Err(error),
+    };
+    if stored.is_err() {
+        body.drain().await;
+    }
+    stored
+}
+
+fn permitted_upload(
+    state: &AppState,
+    request: &HttpRequest,
+) -> Result<(StorageKey, UploadTerms), ApiError> {
+    let (key, query) = signed_request(request)?;
+    let terms = state
+        .url_signer
+        .permitted_upload(&key, &query, SystemTime::now());
+    Ok((key, terms.ok_or_else(not_permitted)?))
+}
+
+async fn store(
+    state: &AppState,
+    key: &StorageKey,
+    terms: &UploadTerms,
+    body: &mut UploadBody,
+) -> Result<HttpResponse, ApiError> {
+    if let Some(found_bytes) = body
+        .announced_bytes()
+        .filter(|size| *size != terms.size_bytes)
+    {
+        let expected_bytes = terms.size_bytes;
+        return Err(match found_bytes > expected_bytes {
+            true => StorageError::TooLarge {
+                limit_bytes: expected_bytes,
+            },
+            false => StorageError::WrongSize {
+                expected_bytes,
+                found_bytes,
+            },
+        }
+        .into());
+    }
+    let mut writer = state.storage.create(key, Expected::exactly(terms)).await?;
+    while let Some(chunk) = body.next_chunk().await? {
+        writer.write(chunk).await?;
+    }
+    let stored = writer.finish().await?;
+    Ok(HttpResponse::Ok().json(json!({ "size": stored.size_bytes, "sha256": stored.sha256 })))
+}
+
+/// The key as it stands in the path (actix has decoded it once; what is still encoded is no key) and the query.
+fn signed_request(request: &HttpRequest) -> Result<(StorageKey, SignedQuery), ApiError> {
+    let key = StorageKey::parse(request.match_info().get("key").unwrap_or_default())?;
+    let query = web::Query::<SignedQuery>::from_query(request.query_string())
+        .map_err(|_| not_permitted())?;
+    Ok((key, query.into_inner()))
+}
+
+fn not_permitted() -> ApiError {
+    ApiError::new(
+        ErrorCode::Forbidden,
+        "this link is not valid, or has expired; ask for a new one",
+    )
+}
+
+/// The one range that is asked for. Several at once, and what is no range, count as none; so does a range of
+/// another version of the object than the one that there is.
+fn wanted_range(request: &HttpRequest, info: &ObjectInfo) -> Option<ByteRange> {
+    let text = |name| {
+        request
+            .headers()
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
+    let range = parse_range(text(header::RANGE)?)?;
+    match text(header::IF_RANGE) {
+        Some(version) if version.trim_matches('"') != info.etag => None,
+        _ => Some(range),
+    }
+}
+
+fn parse_range(value: &str) -> Option<ByteRange> {
+    let (first, last) = value.trim().strip_prefix("bytes=")?.split_once('-')?;
+    match (first.trim(), last.trim()) {
+        ("", last) => last.parse().ok().map(ByteRange::Last),
+        (first, "") => first.parse().ok().map(ByteRange::From),
+        (first, last) => match (first.parse().ok()?, last.parse().ok()?) {
+            (first, last) if first <= last => Some(ByteRange::FromTo(first, last)),
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_range_is_read_and_anything_else_is_none() {
+        assert_eq!(parse_range("bytes=0-99"), Some(ByteRange::FromTo(0, 99)));
+        assert_eq!(parse_range("bytes=100-"), Some(ByteRange::From(100)));
+        assert_eq!(parse_range("bytes=-5"), Some(ByteRange::Last(5)));
+        for other in [
+            "bytes=",
+            "bytes=-",
+            "bytes=5-4",
+            "bytes=0-1,3-4",
+            "lines=1-2",
+            "bytes=a-b",
+            "bytes=-1-2",
+        ] {
+            assert_eq!(parse_range(other), None, "{other}");
+        }
+    }
+}
