@@ -1,6 +1,7 @@
 //! Trainyard's platform: the server that workers and dashboards connect to.
 
 pub mod auth;
+pub mod clock;
 pub mod config;
 pub mod database;
 pub mod datasets;
@@ -8,11 +9,14 @@ pub mod enrollment_keys;
 pub mod error;
 mod health;
 pub mod http;
+pub mod jobs;
 pub mod logging;
 pub mod openapi;
 pub mod server;
+pub mod sockets;
 pub mod storage;
 pub mod users;
+pub mod workers;
 
 #[cfg(test)]
 mod testing;

@@ -1,0 +1,131 @@
+//! Which reported steps are shown and which are kept (PROTOCOL 4): shown progress never goes back within
+//! an attempt, and the history of a job holds each step once, as the newest attempt reported it.
+
+use std::collections::BTreeMap;
+
+use trainyard_shared::message::TrainingProgressData;
+
+/// The newest step of the present attempt.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Progress {
+    newest: Option<TrainingProgressData>,
+}
+
+/// What a reported step is to what was reported before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// Beyond everything so far: it is shown and kept.
+    Newest,
+    /// Before the newest: it is kept if it is not there yet, and not shown.
+    Late,
+    /// The newest once more: it is dropped.
+    Repeat,
+}
+
+impl Progress {
+    /// Progress that is known from before, as after a restart of the platform.
+    pub fn known(newest: Option<TrainingProgressData>) -> Self {
+        Self { newest }
+    }
+
+    /// What is shown; nothing before the attempt's first step.
+    pub fn shown(&self) -> Option<&TrainingProgressData> {
+        self.newest.as_ref()
+    }
+
+    /// The step that is shown; 0 before the first.
+    pub fn step(&self) -> u64 {
+        self.newest.as_ref().map_or(0, |newest| newest.step)
+    }
+
+    /// Takes a reported step in.
+    pub fn take(&mut self, reported: &TrainingProgressData) -> Arrival {
+        match self
+            .newest
+            .as_ref()
+            .map(|newest| reported.step.cmp(&newest.step))
+        {
+            None | Some(std::cmp::Ordering::Greater) => {
+                self.newest = Some(reported.clone());
+                Arrival::Newest
+            }
+            Some(std::cmp::Ordering::Less) => Arrival::Late,
+            Some(std::cmp::Ordering::Equal) => Arrival::Repeat,
+        }
+    }
+}
+
+/// Which of the `reported` points are to be written over a history that holds `kept` (step to attempt):
+/// a step that is not there, or that only an earlier attempt has reported. Of a step that is reported
+/// twice the first counts. Points are (attempt, step, content).
+pub fn new_points<P>(
+    kept: &BTreeMap<u64, u32>,
+    reported: Vec<(u32, u64, P)>,
+) -> Vec<(u32, u64, P)> {
+    let mut taken: BTreeMap<u64, (u32, P)> = BTreeMap::new();
+    for (attempt, step, point) in reported {
+        let there = taken
+            .get(&step)
+            .map(|(attempt, _)| *attempt)
+            .or_else(|| kept.get(&step).copied());
+        if there.is_none_or(|there| there < attempt) {
+            taken.insert(step, (attempt, point));
+        }
+    }
+    taken
+        .into_iter()
+        .map(|(step, (attempt, point))| (attempt, step, point))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported(step: u64, loss: f64) -> TrainingProgressData {
+        TrainingProgressData {
+            step,
+            loss: Some(loss),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn g015_the_shown_step_never_goes_back_and_each_step_is_kept_once() {
+        let mut progress = Progress::default();
+        let mut shown = Vec::new();
+        let mut points = Vec::new();
+        for (step, loss) in [(10, 1.0), (30, 0.8), (20, 0.9), (20, 0.9), (31, 0.79)] {
+            if progress.take(&reported(step, loss)) != Arrival::Repeat {
+                points.push((1, step, loss));
+            }
+            shown.push(progress.step());
+        }
+        assert_eq!(shown, [10, 30, 30, 30, 31]);
+        let kept = new_points(&BTreeMap::new(), points);
+        assert_eq!(
+            kept,
+            [(1, 10, 1.0), (1, 20, 0.9), (1, 30, 0.8), (1, 31, 0.79)]
+        );
+    }
+
+    #[test]
+    fn g015_a_late_step_that_is_kept_already_is_not_written_again() {
+        let kept = BTreeMap::from([(10, 1), (20, 1)]);
+        assert_eq!(
+            new_points(&kept, vec![(1, 20, "again"), (1, 30, "new")]),
+            [(1, 30, "new")]
+        );
+    }
+
+    #[test]
+    fn g016_a_later_attempt_writes_its_steps_over_those_of_an_earlier_one() {
+        let kept = BTreeMap::from([(1400, 1), (1401, 1), (1402, 1)]);
+        let written = new_points(&kept, vec![(2, 1401, "b"), (2, 1402, "b"), (1, 1403, "a")]);
+        assert_eq!(written, [(2, 1401, "b"), (2, 1402, "b"), (1, 1403, "a")]);
+        assert_eq!(
+            new_points(&BTreeMap::from([(5, 2)]), vec![(1, 5, "old")]),
+            []
+        );
+    }
+}

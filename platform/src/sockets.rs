@@ -1,0 +1,3 @@
+//! What the WebSockets of workers and dashboards have in common.
+
+pub mod queue;

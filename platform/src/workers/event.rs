@@ -1,0 +1,89 @@
+//! The words of the workers' state machine: what a worker says of itself, and what follows from it.
+
+use trainyard_shared::WorkerStatus;
+use trainyard_shared::ids::{JobId, WorkerId};
+
+/// Numbers the connections of a worker. Only events of the current one count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Generation(pub u64);
+
+/// What a worker says of itself in `heartbeat`, `pong` and `worker_metrics`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelfReport {
+    /// Which message it was.
+    pub by: ReportedBy,
+    /// What it does.
+    pub status: Option<WorkerStatus>,
+    /// The job that it says it has.
+    pub current_job: Option<JobId>,
+}
+
+/// The message in which a worker reports on itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReportedBy {
+    /// `heartbeat`: one without a job says nothing about jobs.
+    Heartbeat,
+    /// `pong`: one without a job says that it has none.
+    Pong,
+    /// `worker_metrics`: never says anything about jobs.
+    Metrics,
+}
+
+/// What must be done because of something that happened to a worker, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FleetEffect {
+    /// End that connection.
+    Close {
+        /// Whose.
+        worker: WorkerId,
+        /// Which.
+        generation: Generation,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// Send `ping`.
+    Ping(WorkerId),
+    /// Send `stop_training` for a job that the worker should not have.
+    StopForeign(WorkerId, JobId),
+    /// Tell the job what became of its worker.
+    TellJob(WorkerId, JobId, WorkerNews),
+    /// The worker can be given work from now on.
+    Available(WorkerId),
+    /// The worker can be given no work from now on.
+    Unavailable(WorkerId),
+    /// Tell the dashboards how the worker is now.
+    Show(WorkerId),
+    /// Write down when the worker was last heard of.
+    SaveLastSeen(WorkerId),
+}
+
+/// What a job must know about the worker that has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WorkerNews {
+    /// It has registered on a new connection.
+    Registered,
+    /// Its connection is gone.
+    Disconnected,
+    /// It says whether it has the job.
+    Holds {
+        /// Whether it has.
+        holds: bool,
+        /// Whether this is its first answer on this connection.
+        first: bool,
+    },
+    /// It is given up.
+    Lost,
+}
+
+/// Why the platform ends a worker's connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CloseReason {
+    /// A newer connection of the same worker took over.
+    Replaced,
+    /// It did not answer a ping.
+    Silent,
+    /// Its key was replaced.
+    KeyReplaced,
+    /// The worker was deleted.
+    Deleted,
+}
