@@ -4,4 +4,5 @@ pub mod config;
 pub mod connection;
 pub mod engine;
 mod files;
+pub mod tasks;
 mod tls;

@@ -1,0 +1,3 @@
+//! What the worker does for the platform: training jobs and the transfers that they need.
+
+pub mod transfers;

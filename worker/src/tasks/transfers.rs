@@ -1,0 +1,186 @@
+//! Files over HTTP: checked by length and SHA-256, resumed, tried again on faults that pass, never on those that stay.
+//!
+//! Addresses are signed and count as secrets: messages name a file by its key, never by its address.
+
+mod download;
+mod retry;
+mod upload;
+
+use std::error::Error as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use reqwest::StatusCode;
+
+pub use download::Download;
+pub use retry::RetryPolicy;
+pub use upload::{Grant, Upload};
+
+/// Why a transfer failed.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// The server's answer is final.
+    #[error("{name}: {answer}")]
+    Refused {
+        /// The file.
+        name: String,
+        /// The status.
+        status: StatusCode,
+        /// Status and what the server says.
+        answer: String,
+    },
+    /// The fault may pass, but it lasted longer than all tries.
+    #[error("{name}: given up after {tries} tries: {last}")]
+    GivenUp {
+        /// The file.
+        name: String,
+        /// Tries since the last progress.
+        tries: u32,
+        /// The last fault.
+        last: String,
+    },
+    /// What came is not what was announced.
+    #[error("{name}: {message}")]
+    WrongContent {
+        /// The file.
+        name: String,
+        /// What differs.
+        message: String,
+    },
+    /// The disk is full.
+    #[error("the disk is full: {}", path.display())]
+    DiskFull {
+        /// What could not be written.
+        path: PathBuf,
+    },
+    /// A local file cannot be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl TransferError {
+    /// A fault of the local file system; a full disk is told apart.
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull {
+                path: path.to_owned(),
+            },
+            _ => Self::Io {
+                action,
+                path: path.to_owned(),
+                source,
+            },
+        }
+    }
+
+    /// Whether the same transfer may succeed later without anything being changed.
+    pub fn may_pass(&self) -> bool {
+        matches!(self, Self::GivenUp { .. })
+    }
+}
+
+/// The worker's HTTP client, with how it tries again.
+#[derive(Debug, Clone)]
+pub struct Http {
+    client: reqwest::Client,
+    retry: RetryPolicy,
+}
+
+/// A response is given up when nothing comes for this long.
+const STALL: Duration = Duration::from_secs(30);
+const CONNECT: Duration = Duration::from_secs(15);
+
+impl Http {
+    /// A client for everything that the worker fetches and stores.
+    ///
+    /// # Errors
+    ///
+    /// TLS cannot be set up.
+    pub fn new(retry: RetryPolicy) -> Result<Self, reqwest::Error> {
+        let client = reqwest::Client::builder()
+            .tls_backend_preconfigured(crate::tls::client_config())
+            .user_agent(concat!("trainyard-worker/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(CONNECT)
+            .read_timeout(STALL)
+            .tcp_nodelay(true)
+            .build()?;
+        Ok(Self { client, retry })
+    }
+
+    /// The client itself, for small requests.
+    pub(crate) fn client(&self) -> &reqwest::Client {
+        &self.client
+    }
+
+    /// How it tries again.
+    pub(crate) fn retry(&self) -> &RetryPolicy {
+        &self.retry
+    }
+}
+
+/// An error of the HTTP client in one line, without the address.
+pub(crate) fn describe(error: reqwest::Error) -> String {
+    let error = error.without_url();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text.push_str(": ");
+            text.push_str(&inner_text);
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+/// Status and the beginning of the body of an answer that is no success.
+pub(crate) async fn describe_answer(response: reqwest::Response) -> String {
+    let status = response.status();
+    match error_text(response).await {
+        Some(text) => format!("{status}: {text}"),
+        None => status.to_string(),
+    }
+}
+
+/// Bytes of an error answer that are looked at.
+const ERROR_BODY_BYTES: usize = 4096;
+
+/// What an error answer says: the message of our own platform's errors and of the hub's, else plain text.
+async fn error_text(mut response: reqwest::Response) -> Option<String> {
+    let mut body = Vec::new();
+    while body.len() < ERROR_BODY_BYTES {
+        match response.chunk().await {
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Ok(None) | Err(_) => break,
+        }
+    }
+    body.truncate(ERROR_BODY_BYTES);
+    let text = String::from_utf8_lossy(&body);
+    let from_json = serde_json::from_str::<serde_json::Value>(&text)
+        .ok()
+        .and_then(|json| {
+            let error = json.get("error")?;
+            let message = error.get("message").unwrap_or(error);
+            message.as_str().map(str::to_owned)
+        });
+    let plain = || {
+        let line = text.trim();
+        let readable = !line.is_empty() && !line.starts_with('<') && line.len() <= 300;
+        readable.then(|| line.replace(['\r', '\n'], " "))
+    };
+    from_json.or_else(plain)
+}
+
+#[cfg(test)]
+mod test_server;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Storing one file: a fresh signed address for every try, then a PUT of the whole file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use reqwest::header::CONTENT_LENGTH;
+use serde::Deserialize;
+use tokio_util::io::ReaderStream;
+use trainyard_shared::Secret;
+
+use super::retry::{Fault, Tries};
+use super::{Http, TransferError};
+
+/// A file to store.
+#[derive(Debug)]
+pub struct Upload<'a> {
+    /// How messages name it.
+    pub name: &'a str,
+    /// Where it lies.
+    pub path: &'a Path,
+    /// Its length in bytes.
+    pub size_bytes: u64,
+}
+
+/// Leave to store one file, as `POST /api/worker/uploads` gives it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Grant {
+    /// Where the PUT goes.
+    pub url: Secret,
+    /// Headers that belong to it.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+impl Http {
+    /// Stores `file`; returns once the server has confirmed it.
+    ///
+    /// `ask` gets leave for one try, so that an address never is older than the try that uses it.
+    ///
+    /// # Errors
+    ///
+    /// A final refusal, tries used up, or the local disk.
+    pub async fn upload<A>(&self, file: &Upload<'_>, ask: A) -> Result<(), TransferError>
+    where
+        A: AsyncFn() -> Result<Result<Grant, reqwest::Response>, reqwest::Error>,
+    {
+        let mut tries = Tries::new(self.retry());
+        loop {
+            let result = match self.granted(file.name, &ask).await {
+                Ok(grant) => self.put(file, grant).await,
+                Err(fault) => Err(fault),
+            };
+            match result {
+                Ok(()) => return Ok(()),
+                Err(Fault::Passing {
+                    reason,
+                    retry_after,
+                }) => tries.wait(file.name, reason, retry_after).await?,
+                Err(Fault::Expired { answer, .. }) => tries.wait(file.name, answer, None).await?,
+                Err(Fault::Final(error)) => return Err(error),
+            }
+        }
+    }
+
+    async fn granted<A>(&self, name: &str, ask: &A) -> Result<Grant, Fault>
+    where
+        A: AsyncFn() -> Result<Result<Grant, reqwest::Response>, reqwest::Error>,
+    {
+        match ask().await {
+            Ok(Ok(grant)) => Ok(grant),
+            Ok(Err(answer)) => Err(match Fault::from_answer(name, answer).await {
+                // The platform itself says no: another address would not help. A key that is just being
+                // replaced (401) is another matter.
+                Fault::Expired { answer, status }
+                    if status != reqwest::StatusCode::UNAUTHORIZED =>
+                {
+                    Fault::Final(TransferError::Refused {
+                        name: name.to_owned(),
+                        status,
+                        answer,
+                    })
+                }
+                fault => fault,
+            }),
+            Err(error) => Err(Fault::from_client(name, error)),
+        }
+    }
+
+    async fn put(&self, file: &Upload<'_>, grant: Grant) -> Result<(), Fault> {
+        let handle = tokio::fs::File::open(file.path)
+            .await
+            .map_err(|source| Fault::Final(TransferError::io("read", file.path, source)))?;
+        let body = reqwest::Body::wrap_stream(ReaderStream::with_capacity(handle, 1 << 18));
+        let mut request = self
+            .client()
+            .put(grant.url.expose())
+            .header(CONTENT_LENGTH, file.size_bytes);
+        for (name, value) in &grant.headers {
+            if !name.eq_ignore_ascii_case(CONTENT_LENGTH.as_str()) {
+                request = request.header(name, value);
+            }
+        }
+        let response = request
+            .body(body)
+            .send()
+            .await
+            .map_err(|error| Fault::from_client(file.name, error))?;
+        if response.status().is_success() {
+            return Ok(());
+        }
+        Err(Fault::from_answer(file.name, response).await)
+    }
+}
