@@ -1,2 +1,7 @@
-//! The platform binary.
-fn main() {}
+//! The `trainyard` program: the platform, and the client that people use it with.
+
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

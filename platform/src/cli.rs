@@ -1,0 +1,189 @@
+//! The commands: what each one is called, and how it ends.
+//!
+//! Results go to standard output, everything else to standard error. The exit code is 0 only for success, 1
+//! for failure and 2 for a command line that is not understood.
+
+mod client;
+mod completions;
+mod config;
+mod credentials;
+mod datasets;
+mod error;
+mod jobs;
+mod keys;
+mod login;
+mod output;
+mod serve;
+mod settings;
+mod terminal;
+mod users;
+mod workers;
+
+use clap::{Args, Parser, Subcommand};
+use std::future::Future;
+use std::process::ExitCode;
+
+use client::Platform;
+use error::CliError;
+use output::Output;
+
+/// A self-hosted yard for fine-tuning language models.
+#[derive(Parser)]
+#[command(
+    name = "trainyard",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+pub struct Cli {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What all commands know.
+#[derive(Args)]
+pub struct Common {
+    /// Address of the platform; else that of the last login, else http://127.0.0.1:8080.
+    #[arg(long, global = true, env = "TRAINYARD_PLATFORM", value_name = "URL")]
+    platform: Option<url::Url>,
+    /// Print results as JSON, one object a line.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the platform.
+    Serve(serve::Options),
+    /// Print every setting of the platform with its value and where that came from.
+    Config(config::Options),
+    /// Log in; the token is kept in your config folder, readable by you only.
+    Login(login::Options),
+    /// Log out and forget the token.
+    Logout,
+    /// Accounts of people (for administrators).
+    #[command(subcommand)]
+    Users(users::Command),
+    /// Enrolment keys, with which new workers join (for administrators).
+    #[command(subcommand)]
+    Keys(keys::Command),
+    /// The machines that train.
+    #[command(subcommand)]
+    Workers(workers::Command),
+    /// The data to train on.
+    #[command(subcommand)]
+    Datasets(datasets::Command),
+    /// Training jobs.
+    #[command(subcommand)]
+    Jobs(jobs::Command),
+    /// Print a completion script for a shell.
+    Completions(completions::Options),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        // Only a second call in one process can fail, and then the same provider is installed already.
+        tracing::debug!("a TLS provider was installed before");
+    }
+    let output = Output::new(cli.common.json);
+    match run(cli.command, &cli.common, &output) {
+        Ok(code) => code,
+        Err(error) => {
+            output.error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Serve(options) => serve::run(options),
+        Command::Config(options) => done(config::run(&options, output)),
+        Command::Completions(options) => done(completions::run(&options)),
+        Command::Datasets(datasets::Command::Check(options)) => {
+            datasets::check::run(&options, output)
+        }
+        Command::Login(options) => {
+            block_on(async { done(login::login(&options, common, output).await) })
+        }
+        Command::Logout => block_on(async { done(login::logout(common, output).await) }),
+        Command::Users(command) => {
+            block_on(async { done(users::run(command, &platform(common)?, output).await) })
+        }
+        Command::Keys(command) => {
+            block_on(async { done(keys::run(command, &platform(common)?, output).await) })
+        }
+        Command::Workers(command) => {
+            block_on(async { done(workers::run(command, &platform(common)?, output).await) })
+        }
+        Command::Datasets(command) => {
+            block_on(async { done(datasets::run(command, &platform(common)?, output).await) })
+        }
+        Command::Jobs(command) => {
+            block_on(async { jobs::run(command, &platform(common)?, output).await })
+        }
+    }
+}
+
+fn platform(common: &Common) -> Result<Platform, CliError> {
+    Platform::with_credentials(common.platform.as_ref())
+}
+
+fn done(result: Result<(), CliError>) -> Result<ExitCode, CliError> {
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime
+        .map_err(|source| CliError::io("starting", source))?
+        .block_on(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_password_is_never_a_flag() {
+        let login = [
+            "trainyard",
+            "login",
+            "--email",
+            "a@b.example",
+            "--password",
+            "x",
+        ];
+        assert!(Cli::try_parse_from(login).is_err());
+    }
+
+    #[test]
+    fn options_that_all_commands_know_stand_anywhere() {
+        let cli = Cli::try_parse_from([
+            "trainyard",
+            "jobs",
+            "list",
+            "--json",
+            "--platform",
+            "http://h:1/",
+        ])
+        .unwrap();
+        assert!(cli.common.json);
+        assert_eq!(cli.common.platform.unwrap().as_str(), "http://h:1/");
+    }
+}

@@ -1,0 +1,78 @@
+//! `trainyard datasets`: the data to train on.
+
+pub mod add;
+pub mod check;
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use super::client::Platform;
+use super::error::CliError;
+use super::output::{Output, bytes, cell, items, table};
+
+/// Commands on data sets.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Upload a file; the platform checks every row of it.
+    Add(add::Options),
+    /// List the data sets.
+    List,
+    /// Check a file's rows here, without a platform.
+    Check(check::Options),
+    /// Delete a data set.
+    Delete {
+        /// The data set's number, as `datasets list` shows it.
+        id: u64,
+    },
+}
+
+/// Runs a command on data sets at the platform.
+pub async fn run(command: Command, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    match command {
+        Command::Add(options) => add::run(&options, platform, output).await,
+        Command::List => output.result(
+            &platform.all(&["api", "datasets"], &[]).await?,
+            list_in_words,
+        ),
+        Command::Check(options) => check::run(&options, output).map(|_| ()),
+        Command::Delete { id } => {
+            platform
+                .delete(&["api", "datasets", &id.to_string()])
+                .await?;
+            output.result(&json!({ "id": id, "deleted": true }), |_| {
+                format!("data set {id} is deleted")
+            })
+        }
+    }
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |dataset: &Value| {
+        let size = dataset["bytes"]
+            .as_u64()
+            .map_or_else(|| "-".to_owned(), bytes);
+        vec![
+            cell(dataset, "/id"),
+            cell(dataset, "/name"),
+            cell(dataset, "/rows"),
+            size,
+            shapes_in_words(&dataset["row_shapes"]),
+            cell(dataset, "/created_at"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(&["ID", "NAME", "ROWS", "SIZE", "SHAPES", "ADDED"], &rows)
+}
+
+/// How many rows there are of each shape, as `120 messages, 3 text`.
+fn shapes_in_words(shapes: &Value) -> String {
+    let shapes = shapes.as_object().into_iter().flatten();
+    let words: Vec<_> = shapes
+        .map(|(shape, count)| format!("{count} {shape}"))
+        .collect();
+    if words.is_empty() {
+        "-".to_owned()
+    } else {
+        words.join(", ")
+    }
+}

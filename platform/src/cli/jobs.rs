@@ -1,0 +1,229 @@
+//! `trainyard jobs`: training jobs.
+
+mod download;
+mod progress;
+mod submit;
+mod watch;
+
+use clap::{Subcommand, ValueEnum};
+use serde_json::{Value, json};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::client::Platform;
+use super::error::CliError;
+use super::output::{Output, bytes, cell, items, pairs, printable, table, time_span};
+
+/// Commands on jobs.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make a job.
+    Submit(submit::Options),
+    /// List the jobs.
+    List {
+        /// Only jobs that stand so.
+        #[arg(long, value_enum)]
+        status: Option<Status>,
+    },
+    /// Show one job with its checkpoints and files.
+    Show {
+        /// The job's number.
+        id: u64,
+    },
+    /// Follow a job live until it ends; the exit code is 0 only if it completed.
+    Watch {
+        /// The job's number.
+        id: u64,
+    },
+    /// Print the job's log.
+    Logs {
+        /// The job's number.
+        id: u64,
+    },
+    /// Stop a job; its worker saves a checkpoint first.
+    Stop {
+        /// The job's number.
+        id: u64,
+    },
+    /// Go on with a failed or stopped job from its last checkpoint.
+    Resume {
+        /// The job's number.
+        id: u64,
+    },
+    /// Fetch what a job made.
+    Download(download::Options),
+}
+
+/// Where a job stands.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Status {
+    /// Waits for a worker.
+    Queued,
+    /// Sent to a worker.
+    Assigned,
+    /// Trains.
+    Running,
+    /// Is being stopped.
+    Stopping,
+    /// Ended with a result.
+    Completed,
+    /// Ended without one.
+    Failed,
+    /// Ended by request.
+    Stopped,
+}
+
+/// Runs a command on jobs.
+pub async fn run(
+    command: Command,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Submit(options) => return submit::run(&options, platform, output).await,
+        Command::Watch { id } => return watch::run(id, platform, output).await,
+        Command::List { status } => {
+            let query: Vec<_> = status
+                .map(|status| ("status", status.word().to_owned()))
+                .into_iter()
+                .collect();
+            output.result(
+                &platform.all(&["api", "jobs"], &query).await?,
+                list_in_words,
+            )?;
+        }
+        Command::Show { id } => show(id, platform, output).await?,
+        Command::Logs { id } => {
+            let log = platform
+                .all(&["api", "jobs", &id.to_string(), "logs"], &[])
+                .await?;
+            print_log(&log, output)?;
+        }
+        Command::Stop { id } => {
+            let job = platform
+                .post(&["api", "jobs", &id.to_string(), "stop"], &json!({}))
+                .await?;
+            output.result(&job, |job| format!("job {id} is {}", cell(job, "/status")))?;
+        }
+        Command::Resume { id } => {
+            let job = platform
+                .post(&["api", "jobs", &id.to_string(), "resume"], &json!({}))
+                .await?;
+            output.result(&job, |job| {
+                format!(
+                    "job {id} is {}, attempt {}",
+                    cell(job, "/status"),
+                    cell(job, "/attempt")
+                )
+            })?;
+        }
+        Command::Download(options) => download::run(&options, platform, output).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Status {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Assigned => "assigned",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    let id = id.to_string();
+    let mut job = platform.get(&["api", "jobs", &id], &[]).await?;
+    let checkpoints = platform
+        .all(&["api", "jobs", &id, "checkpoints"], &[])
+        .await?;
+    let artifacts = platform
+        .all(&["api", "jobs", &id, "artifacts"], &[])
+        .await?;
+    job["checkpoints"] = json!(items(&checkpoints));
+    job["artifacts"] = json!(items(&artifacts));
+    output.result(&job, job_in_words)
+}
+
+fn print_log(log: &Value, output: &Output) -> Result<(), CliError> {
+    for line in items(log) {
+        output.result(line, |line| {
+            let text = line["line"].as_str().map(printable).unwrap_or_default();
+            format!("{} {:<5} {text}", cell(line, "/at"), cell(line, "/level"))
+        })?;
+    }
+    Ok(())
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |job: &Value| {
+        let step = format!(
+            "{}/{}",
+            cell(job, "/progress/step"),
+            cell(job, "/progress/total_steps")
+        );
+        vec![
+            cell(job, "/id"),
+            cell(job, "/name"),
+            cell(job, "/status"),
+            step.replace("-/-", "-"),
+            cell(job, "/progress/loss"),
+            cell(job, "/worker_id"),
+            cell(job, "/created_at"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(
+        &["ID", "NAME", "STATUS", "STEP", "LOSS", "WORKER", "CREATED"],
+        &rows,
+    )
+}
+
+fn job_in_words(job: &Value) -> String {
+    let eta = job["eta_seconds"]
+        .as_f64()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let step = format!(
+        "{} of {}",
+        cell(job, "/progress/step"),
+        cell(job, "/progress/total_steps")
+    );
+    let all = [
+        ("id", cell(job, "/id")),
+        ("name", cell(job, "/name")),
+        ("status", cell(job, "/status")),
+        ("attempt", cell(job, "/attempt")),
+        ("waits because", cell(job, "/waiting_because")),
+        ("error", cell(job, "/error")),
+        ("failure", cell(job, "/failure_kind")),
+        ("worker", cell(job, "/worker_id")),
+        ("epoch", cell(job, "/progress/epoch")),
+        ("step", step.replace("- of -", "-")),
+        ("loss", cell(job, "/progress/loss")),
+        ("time left", eta.map_or_else(|| "-".to_owned(), time_span)),
+        ("created", cell(job, "/created_at")),
+        ("started", cell(job, "/started_at")),
+        ("ended", cell(job, "/ended_at")),
+    ];
+    let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
+    let mut words = pairs(&known);
+    for (name, place) in [("checkpoints", "/step"), ("artifacts", "/path")] {
+        let files = job[name].as_array().map(Vec::as_slice).unwrap_or_default();
+        if files.is_empty() {
+            continue;
+        }
+        words.push_str(&format!("\n{name}"));
+        for file in files {
+            let size = file["size_bytes"]
+                .as_u64()
+                .map_or_else(|| "-".to_owned(), bytes);
+            words.push_str(&format!("\n  {}  {size}", cell(file, place)));
+        }
+    }
+    words
+}

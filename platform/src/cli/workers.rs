@@ -1,0 +1,107 @@
+//! `trainyard workers`: the machines that train.
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use super::client::Platform;
+use super::error::CliError;
+use super::output::{Output, cell, items, pairs, table};
+
+/// Commands on workers.
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the workers.
+    List,
+    /// Show one worker.
+    Show {
+        /// The worker's number, as `workers list` shows it.
+        id: u64,
+    },
+    /// Let a worker finish what it has and give it nothing new.
+    Drain {
+        /// The worker's number, as `workers list` shows it.
+        id: u64,
+    },
+    /// Give a drained worker jobs again.
+    Resume {
+        /// The worker's number, as `workers list` shows it.
+        id: u64,
+    },
+    /// Forget a worker; its key is void and its connection is closed.
+    Delete {
+        /// The worker's number, as `workers list` shows it.
+        id: u64,
+    },
+}
+
+const WORKERS: &[&str] = &["api", "workers"];
+
+/// Runs a command on workers.
+pub async fn run(command: Command, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    match command {
+        Command::List => output.result(&platform.all(WORKERS, &[]).await?, list_in_words),
+        Command::Show { id } => {
+            let worker = platform
+                .get(&["api", "workers", &id.to_string()], &[])
+                .await?;
+            output.result(&worker, worker_in_words)
+        }
+        Command::Drain { id } => {
+            let worker = platform
+                .post(&["api", "workers", &id.to_string(), "drain"], &json!({}))
+                .await?;
+            output.result(&worker, |_| {
+                format!("worker {id} finishes what it has and gets nothing new")
+            })
+        }
+        Command::Resume { id } => {
+            let worker = platform
+                .post(&["api", "workers", &id.to_string(), "resume"], &json!({}))
+                .await?;
+            output.result(&worker, |_| format!("worker {id} is given jobs again"))
+        }
+        Command::Delete { id } => {
+            platform
+                .delete(&["api", "workers", &id.to_string()])
+                .await?;
+            output.result(&json!({ "id": id, "deleted": true }), |_| {
+                format!("worker {id} is deleted")
+            })
+        }
+    }
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |worker: &Value| {
+        [
+            "/id",
+            "/name",
+            "/status",
+            "/current_job_id",
+            "/hardware/gpu_name",
+            "/last_seen_at",
+        ]
+        .map(|pointer| cell(worker, pointer))
+        .to_vec()
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(&["ID", "NAME", "STATUS", "JOB", "GPU", "LAST SEEN"], &rows)
+}
+
+fn worker_in_words(worker: &Value) -> String {
+    let mut lines = vec![
+        ("id", cell(worker, "/id")),
+        ("uuid", cell(worker, "/uuid")),
+        ("name", cell(worker, "/name")),
+        ("status", cell(worker, "/status")),
+        ("job", cell(worker, "/current_job_id")),
+        ("last seen", cell(worker, "/last_seen_at")),
+    ];
+    for group in ["hardware", "benchmark"] {
+        let fields = worker[group].as_object().into_iter().flatten();
+        lines.extend(
+            fields.map(|(name, _)| (name.as_str(), cell(&worker[group], &format!("/{name}")))),
+        );
+    }
+    pairs(&lines)
+}

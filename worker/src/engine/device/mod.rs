@@ -1,5 +1,0 @@
-//! What the engine needs from the machine.
-
-mod mapped_file;
-
-pub use mapped_file::MappedFile;
