@@ -8,7 +8,7 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The platform refused the request.
-    #[error("{message}{}", details_in_words(.details))]
+    #[error("{message}{}", details_in_words(.message, .details))]
     Refused {
         /// HTTP status.
         status: u16,
@@ -92,7 +92,7 @@ impl CliError {
 }
 
 /// The fields or rows that are to blame, one a line.
-fn details_in_words(details: &Value) -> String {
+fn details_in_words(told: &str, details: &Value) -> String {
     let mut lines = String::new();
     let fields = details.as_array().map(Vec::as_slice).unwrap_or_default();
     let rows = details
@@ -104,18 +104,29 @@ fn details_in_words(details: &Value) -> String {
         let name = field["field"].as_str().unwrap_or_default();
         let message = field["message"].as_str().unwrap_or_default();
         let separator = if name.is_empty() { "" } else { ": " };
-        let _ = write!(lines, "\n  {name}{separator}{message}");
-        if let Some(hint) = field["hint"].as_str() {
-            let _ = write!(lines, " (hint: {hint})");
+        let problem = format!("{name}{separator}{message}");
+        match field["hint"].as_str() {
+            Some(hint) if told == problem => {
+                let _ = write!(lines, "\n  hint: {hint}");
+            }
+            Some(hint) => {
+                let _ = write!(lines, "\n  {problem} (hint: {hint})");
+            }
+            None if told == problem => {}
+            None => {
+                let _ = write!(lines, "\n  {problem}");
+            }
         }
     }
     for row in rows {
-        let _ = write!(
-            lines,
-            "\n  line {}: {}",
+        let problem = format!(
+            "line {}: {}",
             row["line"],
             row["message"].as_str().unwrap_or_default()
         );
+        if !told.ends_with(&problem) {
+            let _ = write!(lines, "\n  {problem}");
+        }
     }
     let unshown = details["bad_rows"]
         .as_u64()
@@ -155,6 +166,23 @@ mod tests {
         assert_eq!(
             error.to_json()["error"]["details"][0]["hint"],
             "learning_rate"
+        );
+    }
+
+    #[test]
+    fn what_the_message_says_already_is_not_said_twice() {
+        let message = "lr: there is no such field".to_owned();
+        let details =
+            json!([{"field": "lr", "message": "there is no such field", "hint": "learning_rate"}]);
+        let error = CliError::Refused {
+            status: 400,
+            code: "invalid_request".to_owned(),
+            message,
+            details,
+        };
+        assert_eq!(
+            error.to_string(),
+            "lr: there is no such field\n  hint: learning_rate"
         );
     }
 

@@ -68,10 +68,9 @@ pub async fn logout(common: &Common, output: &Output) -> Result<(), CliError> {
         .json(platform.request(Method::POST, &["api", "auth", "logout"])?)
         .await;
     // A token that is void already is forgotten all the same.
-    if let Err(error) = ended {
-        if !matches!(error, CliError::Refused { status: 401, .. }) {
-            return Err(error);
-        }
+    match ended {
+        Ok(_) | Err(CliError::Refused { status: 401, .. }) => {}
+        Err(error) => return Err(error),
     }
     let mut credentials = Credentials::load()?;
     credentials.logins.remove(platform.base().as_str());

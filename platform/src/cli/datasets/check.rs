@@ -54,14 +54,14 @@ fn check(options: &Options) -> Result<RowReport, CliError> {
 
 fn report_in_words(report: &Value) -> String {
     let mut words = format!(
-        "{} good rows ({})",
+        "good rows: {} ({})",
         cell(report, "/rows"),
         shapes_in_words(&report["row_shapes"])
     );
     match report["untrainable_rows"].as_u64() {
         None | Some(0) => {}
         Some(count) => words.push_str(&format!(
-            "\n{count} of them have nothing to train on and are dropped"
+            "\nof these with nothing to train on, dropped in training: {count}"
         )),
     }
     let bad_rows = report["bad_rows"].as_u64().unwrap_or(0);
@@ -70,7 +70,7 @@ fn report_in_words(report: &Value) -> String {
         .map(Vec::as_slice)
         .unwrap_or_default();
     if bad_rows > 0 {
-        words.push_str(&format!("\n{bad_rows} bad rows"));
+        words.push_str(&format!("\nbad rows: {bad_rows}"));
     }
     for problem in problems {
         words.push_str(&format!(
@@ -112,7 +112,7 @@ mod tests {
         let told = report_in_words(&json!(report));
         assert_eq!(
             told,
-            "1 good rows (1 text)\n1 bad rows\n  line 3: invalid UTF-8 at byte 10"
+            "good rows: 1 (1 text)\nbad rows: 1\n  line 3: invalid UTF-8 at byte 10"
         );
     }
 

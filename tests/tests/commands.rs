@@ -1,0 +1,380 @@
+//! The client's commands against a running platform, as a person at a terminal or a script uses them.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use trainyard_tests::process::binary;
+use trainyard_tests::{DEADLINE, Platform, ScriptedWorker, dataset};
+
+/// A person's machine: a config folder and the platform's address.
+struct Terminal {
+    folder: TempDir,
+    platform: String,
+}
+
+/// How a command ended and what it printed.
+#[derive(Debug)]
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    #[track_caller]
+    fn ok(self) -> String {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.stdout
+    }
+
+    /// What a command that printed JSON lines printed.
+    #[track_caller]
+    fn json(self) -> Vec<Value> {
+        let lines = self.ok();
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("a JSON line"))
+            .collect()
+    }
+
+    #[track_caller]
+    fn failed(self) -> String {
+        assert_eq!(self.code, 1, "{self:?}");
+        self.stderr
+    }
+}
+
+impl Terminal {
+    fn new(platform: &Platform) -> Self {
+        Self {
+            folder: tempfile::tempdir().expect("a temporary folder can be made"),
+            platform: platform.url(),
+        }
+    }
+
+    async fn logged_in(platform: &Platform) -> Self {
+        let terminal = Self::new(platform);
+        let login = ["login", "--email", "admin@example.org", "--password-stdin"];
+        terminal
+            .run_with_input(&login, "correct horse battery staple\n")
+            .await
+            .ok();
+        terminal
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Ran {
+        self.run_with_input(arguments, "").await
+    }
+
+    async fn run_with_input(&self, arguments: &[&str], input: &str) -> Ran {
+        let mut child = Command::new(binary("trainyard"))
+            .args(arguments)
+            .env_clear()
+            .env("XDG_CONFIG_HOME", self.folder.path())
+            .env("TRAINYARD_PLATFORM", &self.platform)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the binary starts");
+        let mut stdin = child.stdin.take().expect("it is piped");
+        // A command that needs no input may end before it is written.
+        let _ = stdin.write_all(input.as_bytes()).await;
+        drop(stdin);
+        let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await;
+        let output = output
+            .expect("the command ends")
+            .expect("it can be waited for");
+        Ran {
+            code: output.status.code().expect("it was not killed"),
+            stdout: String::from_utf8(output.stdout).expect("UTF-8"),
+            stderr: String::from_utf8(output.stderr).expect("UTF-8"),
+        }
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, content).expect("a file can be written");
+        path.display().to_string()
+    }
+
+    fn credentials(&self) -> PathBuf {
+        self.folder.path().join("trainyard/credentials.json")
+    }
+
+    /// Uploads a good data set and makes a job on it.
+    async fn submit(&self) -> i64 {
+        let file = self.file("chats.jsonl", dataset::chats(8));
+        let dataset = self.run(&["datasets", "add", &file, "--json"]).await.json();
+        let dataset_id = dataset[0]["id"].to_string();
+        let submit = [
+            "jobs",
+            "submit",
+            "--dataset",
+            &dataset_id,
+            "--model",
+            "org/tiny",
+            "--set",
+            "epochs=1",
+            "--json",
+        ];
+        let job = self.run(&submit).await.json();
+        assert_eq!(job[0]["status"], "queued");
+        assert_eq!(job[0]["config"]["epochs"], 1);
+        job[0]["id"].as_i64().expect("a job has a number")
+    }
+}
+
+#[tokio::test]
+async fn login_keeps_the_token_for_its_owner_only_and_logout_forgets_it() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::new(&platform);
+    assert!(
+        terminal
+            .run(&["users", "list"])
+            .await
+            .failed()
+            .contains("trainyard login")
+    );
+
+    let login = ["login", "--email", "admin@example.org", "--password-stdin"];
+    terminal.run_with_input(&login, "wrong\n").await.failed();
+    assert!(!terminal.credentials().exists());
+
+    let told = terminal
+        .run_with_input(&login, "correct horse battery staple\n")
+        .await
+        .ok();
+    assert!(told.contains("admin@example.org"), "{told}");
+    let mode = std::fs::metadata(terminal.credentials())
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let stored: Value =
+        serde_json::from_slice(&std::fs::read(terminal.credentials()).unwrap()).unwrap();
+    let token = stored["logins"][format!("{}/", platform.url())]["token"]
+        .as_str()
+        .expect("a token")
+        .to_owned();
+    assert!(!told.contains(&token), "the token is not shown");
+
+    let users = terminal.run(&["users", "list"]).await.ok();
+    assert!(users.contains("admin@example.org"), "{users}");
+    terminal.run(&["logout"]).await.ok();
+    assert!(
+        !std::fs::read_to_string(terminal.credentials())
+            .unwrap()
+            .contains(&token)
+    );
+    terminal.run(&["users", "list"]).await.failed();
+    platform
+        .anonymous()
+        .with_token(&token)
+        .get("/api/me")
+        .await
+        .refused(401);
+}
+
+#[tokio::test]
+async fn keys_are_made_listed_and_revoked() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let made = terminal
+        .run(&[
+            "keys",
+            "create",
+            "--max-uses",
+            "2",
+            "--expires-in",
+            "2h",
+            "--json",
+        ])
+        .await
+        .json();
+    assert!(
+        made[0]["key"]
+            .as_str()
+            .expect("a key")
+            .starts_with("enroll_")
+    );
+    let id = made[0]["id"].to_string();
+    let list = terminal.run(&["keys", "list"]).await.ok();
+    assert!(list.contains("0 of 2"), "{list}");
+    terminal.run(&["keys", "revoke", &id]).await.ok();
+    terminal.run(&["keys", "revoke", "999"]).await.failed();
+}
+
+#[tokio::test]
+async fn g064_a_file_is_checked_alike_at_home_and_at_the_platform() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let bad = terminal.file(
+        "bad.jsonl",
+        b"{\"text\":\"a\"}\n{\"foo\":1}\n{\"text\":\"\xc3\x28\"}\n",
+    );
+
+    let home = terminal.run(&["datasets", "check", &bad]).await;
+    assert_eq!(home.code, 1);
+    let there = terminal.run(&["datasets", "add", &bad]).await.failed();
+    for told in [&home.stdout, &there] {
+        assert!(
+            told.contains("line 2: ") && told.contains("`foo`"),
+            "{told}"
+        );
+        assert!(told.contains("line 3: invalid UTF-8"), "{told}");
+    }
+
+    terminal
+        .run(&["datasets", "check", &bad, "--max-bad-rows", "2"])
+        .await
+        .ok();
+    terminal
+        .run(&[
+            "datasets",
+            "add",
+            &bad,
+            "--max-bad-rows",
+            "2",
+            "--name",
+            "tolerated",
+        ])
+        .await
+        .ok();
+    let list = terminal.run(&["datasets", "list", "--json"]).await.json();
+    assert_eq!(list[0]["items"].as_array().expect("items").len(), 1);
+    assert_eq!(list[0]["items"][0]["name"], "tolerated");
+}
+
+#[tokio::test]
+async fn a_refused_config_is_told_with_the_field_and_the_nearest_name() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let file = terminal.file("chats.jsonl", dataset::chats(8));
+    let dataset = terminal
+        .run(&["datasets", "add", &file, "--json"])
+        .await
+        .json();
+    let dataset_id = dataset[0]["id"].to_string();
+    let submit = [
+        "jobs",
+        "submit",
+        "--dataset",
+        &dataset_id,
+        "--model",
+        "org/tiny",
+        "--set",
+        "lerning_rate=1e-4",
+    ];
+    let told = terminal.run(&submit).await.failed();
+    assert!(
+        told.contains("lerning_rate") && told.contains("learning_rate"),
+        "{told}"
+    );
+    let told = terminal
+        .run(&[&submit[..], &["--json"]].concat())
+        .await
+        .failed();
+    let error: Value = serde_json::from_str(&told).expect("an error in JSON");
+    assert_eq!(error["error"]["code"], "invalid_request");
+    assert_eq!(error["error"]["details"][0]["hint"], "learning_rate");
+}
+
+#[tokio::test]
+async fn a_watched_job_is_told_live_and_success_is_exit_code_zero() {
+    let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+    let admin = platform.admin().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = terminal.submit().await.to_string();
+
+    let watch = ["jobs", "watch", job_id.as_str()];
+    let work = async {
+        let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
+        let job_id = worker.take_job().await;
+        for step in 1..=10 {
+            let data = json!({
+                "epoch": 1, "step": step, "total_steps": 10, "loss": 2.0 / f64::from(step),
+                "token_throughput": 640, "eta_seconds": 10 - step
+            });
+            worker.say("training_progress", job_id, data).await;
+        }
+        let result = json!({"final_loss": 0.2, "total_steps": 10, "s3_prefix": format!("models/job-{job_id}/final/")});
+        worker.say("job_completed", job_id, result).await;
+        worker
+    };
+    let (watched, _worker) = tokio::join!(terminal.run(&watch), work);
+    let told = watched.ok();
+    assert!(
+        told.contains("step 10/10") && told.contains("loss 0.2000"),
+        "{told}"
+    );
+    assert!(told.contains("640 tokens/s"), "{told}");
+    assert!(
+        told.lines()
+            .last()
+            .expect("a last line")
+            .contains(&format!("job {job_id} completed")),
+        "{told}"
+    );
+
+    // Watching a job that has ended tells its end at once.
+    let lines = terminal
+        .run(&["jobs", "watch", &job_id, "--json"])
+        .await
+        .json();
+    let end = lines.last().expect("a last line");
+    assert_eq!(
+        (end["type"].as_str(), end["job"]["status"].as_str()),
+        (Some("job"), Some("completed"))
+    );
+    let list = terminal
+        .run(&["jobs", "list", "--status", "completed"])
+        .await
+        .ok();
+    assert!(list.contains("10/10"), "{list}");
+}
+
+#[tokio::test]
+async fn a_watched_job_that_fails_is_exit_code_one_with_the_reason() {
+    let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+    let admin = platform.admin().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = terminal.submit().await.to_string();
+    let watch = ["jobs", "watch", job_id.as_str()];
+    let work = async {
+        let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
+        let job_id = worker.take_job().await;
+        worker
+            .say(
+                "job_failed",
+                job_id,
+                json!({"error": "CUDA out of memory", "step": 4}),
+            )
+            .await;
+        worker
+    };
+    let (watched, _worker) = tokio::join!(terminal.run(&watch), work);
+    assert_eq!(watched.code, 1, "{watched:?}");
+    assert!(watched.stdout.contains("CUDA out of memory"), "{watched:?}");
+    let shown = terminal.run(&["jobs", "show", &job_id]).await.ok();
+    assert!(shown.contains("CUDA out of memory"), "{shown}");
+}
+
+#[tokio::test]
+async fn a_queued_job_is_stopped_and_one_that_does_not_exist_is_not_found() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = terminal.submit().await.to_string();
+    let told = terminal.run(&["jobs", "stop", &job_id]).await.ok();
+    assert!(told.contains("stopped"), "{told}");
+    terminal.run(&["jobs", "stop", &job_id]).await.failed();
+    for command in ["show", "watch", "logs", "stop", "resume", "download"] {
+        terminal.run(&["jobs", command, "999"]).await.failed();
+    }
+}
