@@ -44,6 +44,7 @@ pub struct Cli {
 
 /// What all commands know.
 #[derive(Args)]
+#[command(next_help_heading = "Common options")]
 pub struct Common {
     /// Address of the platform; else that of the last login, else http://127.0.0.1:8080.
     #[arg(long, global = true, env = "TRAINYARD_PLATFORM", value_name = "URL")]

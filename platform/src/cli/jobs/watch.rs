@@ -19,7 +19,7 @@ use url::Url;
 use super::progress::Progress;
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
-use crate::cli::output::{Output, cell, remark, time_span};
+use crate::cli::output::{Output, cell, remark};
 
 /// First and longest wait before a broken socket is opened again.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
@@ -59,20 +59,24 @@ async fn follow(
     progress: &mut Progress,
     output: &Output,
 ) -> Result<(), CliError> {
+    let mut socket = open(job_id, platform).await?;
+    loop {
+        if watch(socket, job_id, platform, progress, output).await? == Watched::Ended {
+            return Ok(());
+        }
+        socket = open_again(job_id, platform).await?;
+    }
+}
+
+/// Opens the socket again after it broke, as often as it takes.
+async fn open_again(job_id: JobId, platform: &Platform) -> Result<Socket, CliError> {
     let mut delay = RECONNECT_DELAY;
     loop {
-        match open(job_id, platform).await {
-            Ok(socket) => {
-                delay = RECONNECT_DELAY;
-                if watch(socket, job_id, platform, progress, output).await? == Watched::Ended {
-                    return Ok(());
-                }
-            }
-            // The first try tells what is wrong; what breaks later may heal.
-            Err(error) if !is_passing(&error) => return Err(error),
-            Err(error) => remark(&format!("{error}; trying again in {}", time_span(delay))),
-        }
         tokio::time::sleep(delay).await;
+        match open(job_id, platform).await {
+            Err(error) if is_passing(&error) => remark(&format!("{error}; trying again")),
+            opened => return opened,
+        }
         delay = (delay * 2).min(MAX_RECONNECT_DELAY);
     }
 }
@@ -151,8 +155,12 @@ async fn watch(
         let frame = match tokio::time::timeout(QUIET_INTERVAL, socket.next()).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None | Some(Err(_))) => return Ok(Watched::Closed),
-            Err(_) if has_ended(&job(job_id, platform).await?) => return Ok(Watched::Ended),
-            Err(_) => continue,
+            Err(_) => match job(job_id, platform).await {
+                Ok(job) if has_ended(&job) => return Ok(Watched::Ended),
+                Ok(_) => continue,
+                Err(error) if is_passing(&error) => return Ok(Watched::Closed),
+                Err(error) => return Err(error),
+            },
         };
         let Message::Text(text) = frame else { continue };
         let Ok(message) = ToDashboard::decode(&text) else {
