@@ -5,6 +5,8 @@ mod error;
 mod executor;
 mod migrate;
 pub mod schema;
+#[cfg(test)]
+mod tests;
 
 use chrono::{DateTime, NaiveDateTime, SubsecRound, Utc};
 use diesel::prelude::*;

@@ -5,5 +5,7 @@ mod intake;
 mod preview;
 pub mod routes;
 pub mod store;
+#[cfg(test)]
+mod tests;
 
 pub use cleanup::remove_unfinished;

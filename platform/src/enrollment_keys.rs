@@ -3,5 +3,7 @@
 mod redeem;
 pub mod routes;
 mod store;
+#[cfg(test)]
+mod tests;
 
 pub use redeem::{Enrolled, EnrollmentRefused, redeem};

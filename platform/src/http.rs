@@ -6,6 +6,8 @@ mod path_id;
 mod query;
 mod security_headers;
 mod strict_json;
+#[cfg(test)]
+mod tests;
 mod upload_body;
 
 use actix_web::guard::{Any, Get, Guard, Head};

@@ -62,6 +62,8 @@ pub struct RunningServer {
     pub public_url: Url,
     /// The administrator that was made because there was none, for the terminal and for nothing else.
     pub first_admin: Option<FirstAdmin>,
+    /// What its handlers reach.
+    pub state: web::Data<AppState>,
     handle: ServerHandle,
     serving: JoinHandle<io::Result<()>>,
     _lock: DataDirLock,
@@ -120,7 +122,10 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     };
     let listener = TcpListener::bind(config.bind).map_err(cannot_bind)?;
     let address = listener.local_addr().map_err(cannot_bind)?;
-    let public_url = config.public_url.clone().unwrap_or_else(|| url_of(address));
+    let public_url = config
+        .public_url
+        .clone()
+        .unwrap_or_else(|| local_url(address));
 
     let secret = match &config.secret_key {
         Some(setting) => SecretKey::from_setting(setting),
@@ -149,9 +154,10 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         login_failures: FailureLimiter::default(),
         worker_failures: FailureLimiter::default(),
     });
+    let shared = state.clone();
     let server = HttpServer::new(move || {
         App::new()
-            .app_data(state.clone())
+            .app_data(shared.clone())
             .configure(http::configure)
             .wrap(from_fn(http::security_headers))
             .wrap(from_fn(http::access_log))
@@ -173,6 +179,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         address,
         public_url,
         first_admin,
+        state,
         handle,
         serving,
         _lock: lock,
@@ -191,6 +198,11 @@ impl RunningServer {
 }
 
 fn warn_when_exposed(config: &Config) {
+    if config.public_url.is_none() && config.bind.ip().is_unspecified() {
+        tracing::warn!(
+            "PUBLIC_URL is not set: only workers on this machine will find the platform"
+        );
+    }
     if config.is_exposed_without_tls() {
         tracing::warn!(
             bind = %config.bind,
@@ -201,7 +213,7 @@ fn warn_when_exposed(config: &Config) {
 }
 
 /// The address that this machine itself can use for what is bound.
-fn url_of(address: SocketAddr) -> Url {
+fn local_url(address: SocketAddr) -> Url {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),

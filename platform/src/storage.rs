@@ -5,6 +5,8 @@ mod local;
 mod object_store;
 pub mod routes;
 mod signed_url;
+#[cfg(test)]
+mod tests;
 
 pub use key::StorageKey;
 pub use local::LocalStore;

@@ -1,6 +1,6 @@
 //! Owns how a database connection is opened and set up. Every query of the platform goes through [`DbConnection`].
 
-use diesel::connection::SimpleConnection;
+use diesel::connection::{Connection, SimpleConnection};
 use diesel::r2d2::{ConnectionManager, CustomizeConnection, Error as SetupError, Pool};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -49,19 +49,34 @@ pub fn sqlite_path(url: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Opens a pool of `size` connections and checks that the first one works.
-pub(super) fn open_pool(
-    path: &Path,
-    role: ConnectionRole,
-    size: u32,
-) -> Result<DbPool, DatabaseError> {
-    let open = |reason: String| DatabaseError::Open {
+/// Opens one connection, which shows at once what is wrong with the file.
+pub(super) fn connect(path: &Path, role: ConnectionRole) -> Result<DbConnection, DatabaseError> {
+    let failed = |reason: String| DatabaseError::Open {
         path: path.to_owned(),
         reason,
     };
     let file = path
         .to_str()
-        .ok_or_else(|| open("the path is not UTF-8".to_owned()))?;
+        .ok_or_else(|| failed("the path is not UTF-8".to_owned()))?;
+    let mut connection =
+        DbConnection::establish(file).map_err(|error| failed(error.to_string()))?;
+    set_up(&mut connection, role).map_err(|error| failed(error.to_string()))?;
+    Ok(connection)
+}
+
+/// Opens a pool of `size` connections.
+pub(super) fn open_pool(
+    path: &Path,
+    role: ConnectionRole,
+    size: u32,
+) -> Result<DbPool, DatabaseError> {
+    let failed = |reason: String| DatabaseError::Open {
+        path: path.to_owned(),
+        reason,
+    };
+    let file = path
+        .to_str()
+        .ok_or_else(|| failed("the path is not UTF-8".to_owned()))?;
     Pool::builder()
         .max_size(size)
         .min_idle(Some(1))
@@ -69,7 +84,20 @@ pub(super) fn open_pool(
         .error_handler(Box::new(LogPoolError))
         .connection_customizer(Box::new(Setup { role }))
         .build(ConnectionManager::new(file))
-        .map_err(|error| open(error.to_string()))
+        .map_err(|error| failed(error.to_string()))
+}
+
+fn set_up(connection: &mut DbConnection, role: ConnectionRole) -> diesel::QueryResult<()> {
+    // temp_store: SQLite would put its scratch files into TMPDIR, which may be another, smaller disk.
+    let common = format!(
+        "PRAGMA busy_timeout = {}; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;",
+        BUSY_TIMEOUT.as_millis()
+    );
+    let own = match role {
+        ConnectionRole::Writer => "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;",
+        ConnectionRole::Reader => "PRAGMA query_only = ON;",
+    };
+    connection.batch_execute(&format!("{common}{own}"))
 }
 
 #[derive(Debug)]
@@ -79,18 +107,7 @@ struct Setup {
 
 impl CustomizeConnection<DbConnection, SetupError> for Setup {
     fn on_acquire(&self, connection: &mut DbConnection) -> Result<(), SetupError> {
-        // temp_store: SQLite would put its scratch files into TMPDIR, which may be another, smaller disk.
-        let common = format!(
-            "PRAGMA busy_timeout = {}; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;",
-            BUSY_TIMEOUT.as_millis()
-        );
-        let own = match self.role {
-            ConnectionRole::Writer => "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;",
-            ConnectionRole::Reader => "PRAGMA query_only = ON;",
-        };
-        connection
-            .batch_execute(&format!("{common}{own}"))
-            .map_err(SetupError::QueryError)
+        set_up(connection, self.role).map_err(SetupError::QueryError)
     }
 }
 

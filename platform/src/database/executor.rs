@@ -2,12 +2,13 @@
 
 use actix::prelude::*;
 use diesel::connection::Connection as _;
+use diesel::result::Error as DieselError;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use super::DatabaseError;
-use super::connection::{ConnectionRole, DbConnection, DbPool, open_pool};
+use super::connection::{ConnectionRole, DbConnection, DbPool, connect, open_pool};
 use super::migrate;
 
 /// Threads that answer queries which change nothing.
@@ -27,8 +28,8 @@ impl Database {
     /// # Errors
     /// When the file cannot be opened, or a migration fails.
     pub fn open(path: &Path) -> Result<Self, DatabaseError> {
+        migrate::run(&mut connect(path, ConnectionRole::Writer)?)?;
         let writers = open_pool(path, ConnectionRole::Writer, 1)?;
-        migrate::run(&mut *checkout(&writers)?)?;
         let readers = open_pool(path, ConnectionRole::Reader, READERS)?;
         Ok(Self {
             writer: SyncArbiter::start(1, move || Executor {
@@ -117,32 +118,26 @@ where
     fn handle(&mut self, message: RunQuery<F, T, E>, _: &mut SyncContext<Self>) -> Self::Result {
         let mut pooled = checkout(&self.pool)?;
         let connection: &mut DbConnection = &mut pooled;
+        // Kept aside: on some errors (a full disk) SQLite rolls back by itself, and the rollback that follows
+        // fails with an error of its own, which says nothing.
+        let mut failure = None;
         // A panic must not end the executor's thread: it becomes an error, and the transaction is rolled back.
         let guarded = |connection: &mut DbConnection| {
             catch_unwind(AssertUnwindSafe(|| (message.query)(connection)))
                 .unwrap_or_else(|_| Err(DatabaseError::Panicked.into()))
-                .map_err(Interrupted::Query)
+                .map_err(|error| {
+                    failure = Some(error);
+                    DieselError::RollbackTransaction
+                })
         };
-        match self.role {
+        let outcome = match self.role {
             ConnectionRole::Writer => connection.immediate_transaction(guarded),
             ConnectionRole::Reader => connection.transaction(guarded),
+        };
+        match failure {
+            Some(error) => Err(error),
+            None => outcome.map_err(|error| DatabaseError::from(error).into()),
         }
-        .map_err(|interrupted| match interrupted {
-            Interrupted::Query(error) => error,
-            Interrupted::Transaction(error) => error.into(),
-        })
-    }
-}
-
-/// Why a transaction was rolled back: the query said so, or the transaction itself failed.
-enum Interrupted<E> {
-    Query(E),
-    Transaction(DatabaseError),
-}
-
-impl<E> From<diesel::result::Error> for Interrupted<E> {
-    fn from(error: diesel::result::Error) -> Self {
-        Self::Transaction(error.into())
     }
 }
 

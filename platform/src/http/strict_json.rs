@@ -24,9 +24,9 @@ impl<T: DeserializeOwned + 'static> FromRequest for StrictJson<T> {
 
     fn from_request(request: &HttpRequest, payload: &mut Payload) -> Self::Future {
         let content_type = check_content_type(request);
+        let has_type = request.headers().contains_key(header::CONTENT_TYPE);
         let payload = payload.take();
         Box::pin(async move {
-            content_type?;
             let body = tokio::time::timeout(BODY_TIMEOUT, read(payload))
                 .await
                 .map_err(|_| {
@@ -35,6 +35,11 @@ impl<T: DeserializeOwned + 'static> FromRequest for StrictJson<T> {
                         "the body took too long to arrive",
                     )
                 })??;
+            // No body at all is an empty object: where no field is needed none has to be sent.
+            if body.is_empty() && !has_type {
+                return parse(b"{}");
+            }
+            content_type?;
             parse(&body)
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! Writing: (1) the bytes go to a hidden file beside the target, so that the final rename stays within one file
 //! system; (2) length and digest are checked; (3) the file is synced; (4) it is renamed over the target; (5) the
-//! folder is synced. A crash leaves at most a hidden file, which the next start removes.
+//! folder and those above it are synced. A crash leaves at most a hidden file, which the next start removes.
 //!
 //! Known gap: someone who can write to the folder itself could exchange a folder for a link between the check
 //! and the use of a path; the folder is made for the platform's user alone (0700).
@@ -31,6 +31,8 @@ const RESERVED_BYTES: u64 = 8 << 20;
 const SPACE_CHECK_BYTES: u64 = 1 << 20;
 /// Size of the pieces in which a file is read.
 const READ_CHUNK_BYTES: usize = 64 << 10;
+/// How often a folder is made again that was removed under our feet.
+const MAX_CREATE_TRIES: u32 = 8;
 /// How the hidden file of an object that is still being written ends.
 const PARTIAL_SUFFIX: &str = ".partial";
 
@@ -117,34 +119,14 @@ impl LocalStore {
 
     fn begin(&self, key: &StorageKey, expected: Expected) -> Result<LocalWriter, StorageError> {
         let target = self.path(key)?;
-        let folder = target
-            .parent()
-            .expect("a key has at least one part below the root")
-            .to_owned();
         let failed = |error| StorageError::from_io("create", key, error);
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&folder)
-            .map_err(failed)?;
-        let partial = folder.join(format!(
-            ".{}.{:016x}{PARTIAL_SUFFIX}",
-            key.file_name(),
-            rand::random::<u64>()
-        ));
-        let file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&partial)
-            .map_err(failed)?;
+        let (path, file) = create_partial(&target, key).map_err(failed)?;
         let writer = LocalWriter {
             key: key.clone(),
             file: tokio::fs::File::from_std(file),
-            partial: Partial {
-                path: Some(partial),
-            },
+            partial: Partial { path: Some(path) },
             target,
+            root: self.root.clone(),
             expected,
             digest: Sha256::new(),
             size_bytes: 0,
@@ -302,6 +284,7 @@ struct LocalWriter {
     file: tokio::fs::File,
     partial: Partial,
     target: PathBuf,
+    root: PathBuf,
     expected: Expected,
     digest: Sha256,
     size_bytes: u64,
@@ -378,6 +361,8 @@ impl ObjectWriter for LocalWriter {
         blocking(move || {
             let failed = self.failed("rename");
             self.partial.rename_to(&self.target).map_err(failed)?;
+            let failed = self.failed("sync the folder of");
+            sync_folders(&self.target, &self.root).map_err(failed)?;
             Ok(StoredObject {
                 size_bytes: self.size_bytes,
                 sha256,
@@ -393,15 +378,12 @@ struct Partial {
 }
 
 impl Partial {
-    /// Makes the file visible under its name, durably.
+    /// Makes the file visible under its name.
     fn rename_to(&mut self, target: &Path) -> io::Result<()> {
         let path = self.path.as_ref().expect("a file is renamed once");
         fs::rename(path, target)?;
         self.path = None;
-        match target.parent() {
-            Some(folder) => fs::File::open(folder)?.sync_all(),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -413,6 +395,49 @@ impl Drop for Partial {
             tracing::warn!(path = %path.display(), %error, "unfinished file not removed");
         }
     }
+}
+
+/// Makes the hidden file beside `target`, with the folders on the way. A folder that a deletion removes in
+/// between, because it was empty, is made again.
+fn create_partial(target: &Path, key: &StorageKey) -> io::Result<(PathBuf, fs::File)> {
+    let folder = target
+        .parent()
+        .expect("a key has at least one part below the root");
+    let name = format!(
+        ".{}.{:016x}{PARTIAL_SUFFIX}",
+        key.file_name(),
+        rand::random::<u64>()
+    );
+    let path = folder.join(name);
+    let mut tries = 0;
+    loop {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
+        match fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+        {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAX_CREATE_TRIES => {
+                tries += 1
+            }
+            opened => return Ok((path, opened?)),
+        }
+    }
+}
+
+/// Makes the entries of `target` and of the folders above it durable, up to `root`.
+fn sync_folders(target: &Path, root: &Path) -> io::Result<()> {
+    for folder in target.ancestors().skip(1) {
+        fs::File::open(folder)?.sync_all()?;
+        if folder == root {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Space left for the platform's user on the file system that holds `path`.
@@ -469,3 +494,6 @@ where
             })
         })
 }
+
+#[cfg(test)]
+mod tests;

@@ -48,6 +48,9 @@ pub async fn make_if_none(
             "the first administrator has no password",
         ));
     };
+    if let Err(problem) = password::check_strength(secret.expose()) {
+        tracing::warn!(problem, "ADMIN_PASSWORD is weak; change it");
+    }
     let admin = NewUser {
         email: config.admin_email.clone(),
         password_hash: password::hash(secret).await?,
