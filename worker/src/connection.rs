@@ -1,5 +1,15 @@
 //! The connection to the platform: who the worker is, what it still has to deliver, when it tries again.
 
+mod actor;
+mod answers;
 pub mod backoff;
+mod delivery;
 pub mod identity;
+mod link;
 pub mod outbox;
+mod reports;
+#[cfg(test)]
+mod tests;
+
+pub use actor::{Connection, Leave, Parts};
+pub use reports::{Activity, Deliver, Reports, SendReport, SharedActivity, TellActivity};

@@ -4,5 +4,7 @@ pub mod config;
 pub mod connection;
 pub mod engine;
 mod files;
+pub mod hardware;
+pub mod platform_files;
 pub mod tasks;
 mod tls;

@@ -1,0 +1,677 @@
+//! The actor that owns the socket to the platform.
+//!
+//! 1. It connects, sends `authenticate`, and waits for the answer. A key that enrolment issues is on
+//!    disk before anything else happens.
+//! 2. On `authenticated` it resets the backoff, registers with hardware and benchmark, sends a
+//!    heartbeat with what it does, then everything in the outbox in order, then reports that waited.
+//! 3. It beats every `HEARTBEAT_INTERVAL` and reports the load every `METRICS_INTERVAL`, whatever the
+//!    training does: training runs on threads of its own.
+//! 4. A link that breaks, or on which nothing comes for too long, is given up; it connects again by
+//!    [`Backoff`]. Every socket has a generation; what comes late from an older one is ignored.
+//!
+//! Known gap: a proxy that has to be spoken to with CONNECT is not used for the socket.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use futures_util::StreamExt;
+use futures_util::stream;
+use rustls::ClientConfig;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use trainyard_shared::frame::{MAX_FRAME_BYTES, close};
+use trainyard_shared::ids::MessageId;
+use trainyard_shared::message::{
+    Authenticate, EnrollmentComplete, FromWorker, Heartbeat, Ping, Pong, ToWorker, WorkerMetrics,
+    WorkerMetricsData, WorkerRegister, WorkerRegisterData,
+};
+use trainyard_shared::{Secret, WorkerStatus};
+
+use super::answers;
+use super::backoff::Backoff;
+use super::identity::IdentityFile;
+use super::link::{self, OpenError, Opened, Queue};
+use super::outbox::{Outbox, Place};
+use super::reports::{Deliver, SendReport, SharedActivity, TellActivity};
+use crate::config::WorkerConfig;
+use crate::hardware::LoadMeter;
+use crate::platform_files::{PlatformFiles, SharedKey};
+use crate::tasks::TaskCommand;
+
+/// Reports that may be lost and wait for a connection.
+const WAITING_REPORTS: usize = 1000;
+/// Answers of ours to frames that are no messages, at most so many a minute.
+const ERROR_ANSWERS_PER_MINUTE: usize = 10;
+/// How long the other side may take to answer a close.
+const CLOSE_ANSWER: Duration = Duration::from_secs(2);
+
+/// What the connection works with.
+pub struct Parts {
+    /// Settings.
+    pub config: WorkerConfig,
+    /// Who the worker is.
+    pub identity: IdentityFile,
+    /// The worker's key for others: kept up to date here.
+    pub key: SharedKey,
+    /// What `worker_register` says.
+    pub hardware: WorkerRegisterData,
+    /// What has to be delivered.
+    pub outbox: Arc<Outbox>,
+    /// What the worker does.
+    pub activity: SharedActivity,
+    /// Stores the files of messages.
+    pub files: PlatformFiles,
+    /// Takes what the platform wants done.
+    pub tasks: Recipient<TaskCommand>,
+    /// For `wss`.
+    pub tls: Arc<ClientConfig>,
+}
+
+/// The connection to the platform.
+pub struct Connection {
+    pub(super) config: WorkerConfig,
+    identity: IdentityFile,
+    key: SharedKey,
+    hardware: WorkerRegisterData,
+    pub(super) outbox: Arc<Outbox>,
+    activity: SharedActivity,
+    pub(super) files: PlatformFiles,
+    tasks: Recipient<TaskCommand>,
+    tls: Arc<ClientConfig>,
+    load: LoadMeter,
+    backoff: Backoff,
+    generation: u64,
+    pub(super) link: Option<Link>,
+    /// Whether the next try uses the key from the settings although there is a stored one.
+    try_given_key: bool,
+    pub(super) waiting: VecDeque<FromWorker>,
+    pub(super) delivery: Delivery,
+    error_answers: VecDeque<Instant>,
+    closing: Option<oneshot::Sender<()>>,
+    stopping: bool,
+}
+
+/// How far the outbox is delivered.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    /// The last entry that was sent on this link.
+    pub(super) sent: Option<Place>,
+    /// Entries whose files are stored.
+    pub(super) stored: HashSet<Place>,
+    /// The entry whose files are being stored, or wait for another try.
+    pub(super) storing: Option<Place>,
+    /// Failed tries to store the files of the first entry in line.
+    pub(super) failed: u32,
+    /// How often the platform missed the files of a message.
+    pub(super) missed: HashMap<MessageId, u32>,
+}
+
+/// An open socket.
+pub(super) struct Link {
+    queue: Queue,
+    reader: SpawnHandle,
+    opened: Instant,
+    last_heard: Instant,
+    pinged: bool,
+    state: LinkState,
+    /// What the platform's close, or our own knowledge, says about the next try.
+    next_try: NextTry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LinkState {
+    Authenticating,
+    Registered,
+    Closing,
+}
+
+/// When to connect again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NextTry {
+    ByBackoff,
+    /// Another process has this identity: see [`Backoff::longest_delay`].
+    AfterLongestDelay,
+    After(Duration),
+    AtOnce,
+}
+
+/// What comes from a socket of some generation; none is its end.
+struct FromSocket {
+    generation: u64,
+    event: Option<Result<tungstenite::Message, tungstenite::Error>>,
+}
+
+/// Closes the connection (1001) and connects no more; answered once that is done.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub struct Leave;
+
+impl Connection {
+    /// A connection that begins to connect when it is started.
+    pub fn new(parts: Parts) -> Self {
+        Self {
+            backoff: Backoff::new(
+                parts.config.reconnect_delay,
+                parts.config.longest_reconnect_delay,
+            ),
+            config: parts.config,
+            identity: parts.identity,
+            key: parts.key,
+            hardware: parts.hardware,
+            outbox: parts.outbox,
+            activity: parts.activity,
+            files: parts.files,
+            tasks: parts.tasks,
+            tls: parts.tls,
+            load: LoadMeter::open(),
+            generation: 0,
+            link: None,
+            try_given_key: false,
+            waiting: VecDeque::new(),
+            delivery: Delivery::default(),
+            error_answers: VecDeque::new(),
+            closing: None,
+            stopping: false,
+        }
+    }
+
+    fn connect(&mut self, ctx: &mut Context<Self>) {
+        if self.stopping {
+            return;
+        }
+        let address = self.config.platform.worker_socket(self.worker());
+        tracing::info!(platform.url = %self.config.platform, worker.uuid = %self.worker(), "connecting");
+        let opening = link::open(address, self.tls.clone(), self.config.link);
+        ctx.spawn(
+            opening
+                .into_actor(self)
+                .map(|result, connection, ctx| connection.opened(result, ctx)),
+        );
+    }
+
+    fn opened(&mut self, result: Result<Opened, OpenError>, ctx: &mut Context<Self>) {
+        let opened = match result {
+            Ok(opened) if !self.stopping => opened,
+            Ok(_) => return,
+            Err(error) => {
+                let next_try = match error {
+                    OpenError::RateLimited { wait } => NextTry::After(wait),
+                    _ => NextTry::ByBackoff,
+                };
+                return self.try_again(&error.to_string(), next_try, ctx);
+            }
+        };
+        self.generation += 1;
+        let generation = self.generation;
+        let (incoming, queue, writing) = opened.into_parts(self.config.link.write);
+        let events = incoming
+            .map(Some)
+            .chain(stream::once(std::future::ready(None)))
+            .map(move |event| FromSocket { generation, event });
+        let now = Instant::now();
+        self.link = Some(Link {
+            queue,
+            reader: ctx.add_stream(events),
+            opened: now,
+            last_heard: now,
+            pinged: false,
+            state: LinkState::Authenticating,
+            next_try: NextTry::ByBackoff,
+        });
+        ctx.spawn(writing.into_actor(self).map(move |fault, connection, ctx| {
+            if let Some(fault) = fault {
+                connection.lost(generation, &fault, ctx);
+            }
+        }));
+        self.push(FromWorker::Authenticate(Authenticate {
+            api_key: self.key_to_show(),
+            worker_uuid: self.worker().to_string(),
+        }));
+    }
+
+    /// The stored key; the one from the settings before there is a stored one, and in turn with it
+    /// while it is refused (so that a new enrolment key lets a worker back in whose own key is void).
+    fn key_to_show(&self) -> Secret {
+        let stored = self.identity.identity().api_key.clone();
+        let given = self.config.worker_key.clone();
+        let (first, second) = if self.try_given_key {
+            (given, stored)
+        } else {
+            (stored, given)
+        };
+        first
+            .or(second)
+            .expect("a worker without any key is refused before it is started")
+    }
+
+    fn worker(&self) -> trainyard_shared::ids::WorkerUuid {
+        self.identity.identity().worker_uuid
+    }
+
+    /// Puts a message into the socket's queue, whatever the link's state; false when there is no room.
+    pub(super) fn push(&mut self, mut message: FromWorker) -> bool {
+        let Some(link) = &self.link else {
+            return false;
+        };
+        message.set_worker_id(self.identity.identity().worker_uuid);
+        let frame = message.encode();
+        if frame.len() > MAX_FRAME_BYTES {
+            tracing::error!(
+                message.kind = message.wire_type(),
+                frame.bytes = frame.len(),
+                "message is too large to be sent"
+            );
+            return true;
+        }
+        tracing::trace!(message.kind = message.wire_type(), "message is sent");
+        link.queue.push(tungstenite::Message::text(frame))
+    }
+
+    /// Whether messages other than those of authentication may be sent.
+    pub(super) fn is_registered(&self) -> bool {
+        self.link
+            .as_ref()
+            .is_some_and(|link| link.state == LinkState::Registered)
+    }
+
+    /// Whether the queue has room for so many more frames.
+    pub(super) fn has_room_for(&self, frames: usize) -> bool {
+        self.link
+            .as_ref()
+            .is_some_and(|link| link.queue.has_room_for(frames))
+    }
+
+    /// What the worker does and with which job. A job whose end is not delivered is still its job.
+    fn status(&self) -> (WorkerStatus, Option<trainyard_shared::ids::JobId>) {
+        let job = self
+            .activity
+            .get()
+            .job
+            .map(|job| job.job_id)
+            .or_else(|| self.outbox.undelivered_end());
+        match job {
+            Some(_) => (WorkerStatus::Training, job),
+            None => (WorkerStatus::Idle, None),
+        }
+    }
+
+    fn beat(&mut self) {
+        if self.is_registered() {
+            let (status, current_job_id) = self.status();
+            self.push(FromWorker::Heartbeat(Heartbeat {
+                worker_id: None,
+                status: Some(status),
+                current_job_id,
+            }));
+        }
+    }
+
+    fn report_load(&mut self) {
+        let load = self.load.sample();
+        if self.is_registered() {
+            let (status, _) = self.status();
+            self.push(FromWorker::WorkerMetrics(WorkerMetrics {
+                worker_id: None,
+                data: WorkerMetricsData {
+                    gpu_utilization: load.gpu_utilization,
+                    gpu_memory_used: load.gpu_memory_used,
+                    gpu_memory_total: load.gpu_memory_total,
+                    cpu_utilization: load.cpu_utilization,
+                    ram_used: load.ram_used,
+                    ram_total: load.ram_total,
+                    status: Some(status),
+                    status_message: self.activity.get().status_message,
+                },
+            }));
+        }
+    }
+
+    /// Looks whether the link lives: within the time for authentication, and with something heard lately.
+    fn watch(&mut self, ctx: &mut Context<Self>) {
+        let limits = self.config.link;
+        let generation = self.generation;
+        let Some(link) = &mut self.link else { return };
+        let silent = link.last_heard.elapsed();
+        if link.state == LinkState::Authenticating && link.opened.elapsed() > limits.authenticate {
+            let fault = format!("no answer to authenticate within {:?}", limits.authenticate);
+            self.lost(generation, &fault, ctx);
+        } else if silent > limits.dead_after {
+            let fault = format!("nothing came from the platform for {silent:.0?}");
+            self.lost(generation, &fault, ctx);
+        } else if silent > limits.ping_after && !link.pinged {
+            link.pinged = link
+                .queue
+                .push(tungstenite::Message::Ping(tungstenite::Bytes::new()));
+        }
+    }
+
+    fn heard(&mut self, message: tungstenite::Message, ctx: &mut Context<Self>) {
+        if let Some(link) = &mut self.link {
+            link.last_heard = Instant::now();
+            link.pinged = false;
+        }
+        match message {
+            tungstenite::Message::Text(text) => match ToWorker::decode(&text) {
+                Ok(message) => self.take(message, ctx),
+                Err(error) => {
+                    tracing::warn!(
+                        message.kind = error.in_reply_to.as_deref().unwrap_or("none"),
+                        %error,
+                        "message of the platform is not understood"
+                    );
+                    if let Some(answer) = answers::to_undecodable(error) {
+                        self.answer(answer, ctx);
+                    }
+                }
+            },
+            tungstenite::Message::Binary(_) => {
+                tracing::warn!("the platform sent a binary frame");
+                self.close(close::UNSUPPORTED, NextTry::ByBackoff, ctx);
+            }
+            tungstenite::Message::Close(frame) => self.closed_by_platform(frame),
+            tungstenite::Message::Ping(_)
+            | tungstenite::Message::Pong(_)
+            | tungstenite::Message::Frame(_) => {}
+        }
+    }
+
+    fn take(&mut self, message: ToWorker, ctx: &mut Context<Self>) {
+        tracing::debug!(message.kind = message.wire_type(), "message came");
+        match message {
+            ToWorker::EnrollmentComplete(issued) => self.enrolled(issued, ctx),
+            ToWorker::Authenticated(_) => self.authenticated(ctx),
+            ToWorker::AuthFailed(failed) => self.refused(&failed.reason, ctx),
+            ToWorker::Ping(ping) => self.pong(ping),
+            ToWorker::Ack(ack) => self.acknowledged(ack.message_id, ctx),
+            ToWorker::Error(error) => self.answered_by_error(error, ctx),
+            ToWorker::StartTraining(start) => self.command(TaskCommand::Start(Box::new(start))),
+            ToWorker::StopTraining(stop) => self.command(TaskCommand::Stop(stop.job_id)),
+            ToWorker::StopInference(_)
+            | ToWorker::StopEvaluation(_)
+            | ToWorker::StopFederatedTraining(_) => {
+                tracing::debug!("there is nothing of that kind to stop");
+            }
+            ToWorker::StartInference(_)
+            | ToWorker::StartEvaluation(_)
+            | ToWorker::StartFederatedTraining(_)
+            | ToWorker::LoadAggregatedWeights(_)
+            | ToWorker::ContinueRound(_) => {
+                tracing::warn!(
+                    message.kind = message.wire_type(),
+                    "this version of the worker does not do that"
+                );
+                if let Some(answer) = answers::to_unsupported(&message) {
+                    self.answer(answer, ctx);
+                }
+            }
+        }
+    }
+
+    fn enrolled(&mut self, issued: EnrollmentComplete, ctx: &mut Context<Self>) {
+        let (id, name) = (issued.data.worker_id, issued.data.worker_name.clone());
+        let key = issued.data.api_key.clone();
+        if let Err(error) = self.identity.keep_key(issued.data) {
+            // Going on without the key on disk would lose it at the next restart. The platform issues
+            // another one as long as this one was never used.
+            tracing::error!(%error, "the worker's key cannot be stored");
+            return self.close(close::GOING_AWAY, NextTry::ByBackoff, ctx);
+        }
+        self.key.set(key);
+        self.try_given_key = false;
+        tracing::info!(worker.id = %id, worker.name = name, "enrolled; the key is stored");
+        if self.is_registered() {
+            self.close(1000, NextTry::AtOnce, ctx);
+        }
+    }
+
+    fn authenticated(&mut self, ctx: &mut Context<Self>) {
+        let Some(link) = &mut self.link else { return };
+        if link.state != LinkState::Authenticating {
+            return;
+        }
+        link.state = LinkState::Registered;
+        self.backoff.reset();
+        self.key.set(self.key_to_show());
+        tracing::info!(platform.url = %self.config.platform, "connected");
+        let hardware = self.hardware.clone();
+        self.push(FromWorker::WorkerRegister(WorkerRegister {
+            worker_id: None,
+            data: hardware,
+        }));
+        self.beat();
+        self.report_load();
+        self.delivery.sent = None;
+        self.deliver(ctx);
+    }
+
+    fn refused(&mut self, reason: &str, ctx: &mut Context<Self>) {
+        tracing::error!(
+            reason,
+            "the platform refuses this worker's key; it is tried again all the same"
+        );
+        let both = self.identity.identity().api_key.is_some() && self.config.worker_key.is_some();
+        self.try_given_key = both && !self.try_given_key;
+        self.close(1000, NextTry::ByBackoff, ctx);
+    }
+
+    fn pong(&mut self, ping: Ping) {
+        let (status, current_job_id) = self.status();
+        self.push(FromWorker::Pong(Pong {
+            worker_id: None,
+            status: Some(status),
+            busy: current_job_id.is_some(),
+            current_job_id,
+            ping_id: ping.ping_id,
+        }));
+    }
+
+    fn command(&mut self, command: TaskCommand) {
+        if let Err(error) = self.tasks.try_send(command) {
+            tracing::error!(%error, "the worker cannot take more commands");
+        }
+    }
+
+    /// Answers a message that cannot be carried out; the answer is kept if it is one that is acknowledged.
+    fn answer(&mut self, answer: FromWorker, ctx: &mut Context<Self>) {
+        if answer.message_id().is_some() && self.outbox.push(answer.clone(), Vec::new()).is_ok() {
+            return self.deliver(ctx);
+        }
+        let now = Instant::now();
+        let minute = Duration::from_secs(60);
+        self.error_answers
+            .retain(|at| now.duration_since(*at) < minute);
+        if self.error_answers.len() < ERROR_ANSWERS_PER_MINUTE {
+            self.error_answers.push_back(now);
+            self.push(answer);
+        }
+    }
+
+    fn acknowledged(&mut self, message: MessageId, ctx: &mut Context<Self>) {
+        let before = self.status();
+        if self.outbox.remove(message) {
+            self.delivery.missed.remove(&message);
+            if self.status() != before {
+                self.beat();
+            }
+            self.deliver(ctx);
+        }
+    }
+
+    fn closed_by_platform(&mut self, frame: Option<CloseFrame>) {
+        let Some(link) = &mut self.link else { return };
+        let Some(frame) = frame else { return };
+        let code = u16::from(frame.code);
+        let reason = frame.reason.as_str();
+        match code {
+            close::REPLACED => {
+                tracing::warn!(
+                    close.code = code,
+                    reason,
+                    "another process with this worker's identity has connected"
+                );
+                link.next_try = NextTry::AfterLongestDelay;
+            }
+            close::AUTHENTICATION_FAILED => tracing::error!(
+                close.code = code,
+                reason,
+                "the worker's key is refused, revoked or replaced"
+            ),
+            close::NOT_ALLOWED => tracing::error!(
+                close.code = code,
+                reason,
+                "the worker is not allowed any more"
+            ),
+            close::TOO_BIG => tracing::error!(
+                close.code = code,
+                reason,
+                "the platform found a message of this worker too large"
+            ),
+            _ => tracing::info!(
+                close.code = code,
+                reason,
+                "the platform closes the connection"
+            ),
+        }
+    }
+
+    fn close(&mut self, code: u16, next_try: NextTry, ctx: &mut Context<Self>) {
+        let Some(link) = &mut self.link else { return };
+        link.state = LinkState::Closing;
+        link.next_try = next_try;
+        link.queue
+            .push(tungstenite::Message::Close(Some(CloseFrame {
+                code: code.into(),
+                reason: "".into(),
+            })));
+        let generation = self.generation;
+        ctx.run_later(CLOSE_ANSWER, move |connection, ctx| {
+            connection.lost(generation, "closed", ctx);
+        });
+    }
+
+    /// The link of this generation is no more.
+    fn lost(&mut self, generation: u64, reason: &str, ctx: &mut Context<Self>) {
+        if generation != self.generation {
+            return;
+        }
+        let Some(link) = self.link.take() else { return };
+        ctx.cancel_future(link.reader);
+        if let Some(closing) = self.closing.take() {
+            let _ = closing.send(());
+        }
+        self.try_again(reason, link.next_try, ctx);
+    }
+
+    fn try_again(&mut self, reason: &str, next_try: NextTry, ctx: &mut Context<Self>) {
+        if self.stopping {
+            return;
+        }
+        let delay = match next_try {
+            NextTry::ByBackoff => self.backoff.next_delay(rand::random()),
+            NextTry::AfterLongestDelay => self.backoff.longest_delay(rand::random()),
+            NextTry::After(wait) => wait.max(self.backoff.next_delay(rand::random())),
+            NextTry::AtOnce => Duration::ZERO,
+        };
+        tracing::info!(
+            reason,
+            delay_seconds = delay.as_secs_f64(),
+            "not connected; tries again"
+        );
+        ctx.run_later(delay, Self::connect);
+    }
+}
+
+impl Actor for Connection {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        ctx.set_mailbox_capacity(2048);
+        ctx.run_interval(self.config.heartbeat_interval, |connection, ctx| {
+            connection.beat();
+            connection.deliver(ctx);
+        });
+        ctx.run_interval(self.config.metrics_interval, |connection, _| {
+            connection.report_load();
+        });
+        let watch = (self.config.link.ping_after / 4).min(Duration::from_secs(1));
+        ctx.run_interval(watch, Self::watch);
+        self.connect(ctx);
+    }
+}
+
+impl StreamHandler<FromSocket> for Connection {
+    fn handle(&mut self, from: FromSocket, ctx: &mut Self::Context) {
+        if from.generation != self.generation || self.link.is_none() {
+            return;
+        }
+        match from.event {
+            Some(Ok(message)) => self.heard(message, ctx),
+            Some(Err(error)) => self.lost(from.generation, &error.to_string(), ctx),
+            None => self.lost(
+                from.generation,
+                "the platform has closed the connection",
+                ctx,
+            ),
+        }
+    }
+
+    /// The end of one socket is not the end of the actor.
+    fn finished(&mut self, _: &mut Self::Context) {}
+}
+
+impl Handler<SendReport> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, SendReport(mut message): SendReport, ctx: &mut Self::Context) {
+        if let FromWorker::TrainingProgress(progress) = &mut message {
+            let load = self.load.newest();
+            progress.data.gpu_utilization = load.gpu_utilization;
+            progress.data.gpu_memory_used = load.gpu_memory_used;
+            progress.data.cpu_utilization = load.cpu_utilization;
+            progress.data.ram_used = load.ram_used;
+        }
+        if self.waiting.len() == WAITING_REPORTS {
+            self.waiting.pop_front();
+        }
+        self.waiting.push_back(message);
+        self.deliver(ctx);
+    }
+}
+
+impl Handler<Deliver> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: Deliver, ctx: &mut Self::Context) {
+        self.deliver(ctx);
+    }
+}
+
+impl Handler<TellActivity> for Connection {
+    type Result = ();
+
+    fn handle(&mut self, _: TellActivity, _: &mut Self::Context) {
+        self.beat();
+    }
+}
+
+impl Handler<Leave> for Connection {
+    type Result = ResponseFuture<()>;
+
+    fn handle(&mut self, _: Leave, ctx: &mut Self::Context) -> Self::Result {
+        self.stopping = true;
+        if self.link.is_none() {
+            return Box::pin(std::future::ready(()));
+        }
+        let (closing, closed) = oneshot::channel();
+        self.closing = Some(closing);
+        self.close(close::GOING_AWAY, NextTry::ByBackoff, ctx);
+        Box::pin(async {
+            // The sender is dropped only together with the actor, which is as good as closed.
+            let _ = closed.await;
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! How the outbox and waiting reports get onto a link: in order, files before the message that names them.
+
+use std::time::Duration;
+
+use actix::prelude::*;
+use trainyard_shared::FailureKind;
+use trainyard_shared::ids::MessageId;
+use trainyard_shared::message::{
+    Error, ErrorCode, FromWorker, JobFailed, JobFailedData, LogLevel, WorkerLog, WorkerLogData,
+};
+
+use super::actor::Connection;
+use super::backoff::jittered;
+use super::outbox::Entry;
+use crate::tasks::transfers::TransferError;
+
+/// The platform may miss the files of one message so many times before the message is given up.
+const MISSED_FILES: u32 = 5;
+/// Longest pause between tries to store the files of one message.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+impl Connection {
+    /// Sends what can be sent: entries of the outbox in order up to one whose files are not stored yet,
+    /// and the waiting reports behind the `job_started` that they belong to.
+    pub(super) fn deliver(&mut self, ctx: &mut Context<Self>) {
+        if !self.is_registered() {
+            return;
+        }
+        while let Some(entry) = self.outbox.next_after(self.delivery.sent) {
+            if !matches!(entry.message, FromWorker::JobStarted(_)) {
+                self.send_waiting();
+            }
+            if !entry.files.is_empty() && !self.delivery.stored.contains(&entry.place) {
+                self.store_files(entry, ctx);
+                break;
+            }
+            if !self.push(entry.message) {
+                break;
+            }
+            self.delivery.sent = Some(entry.place);
+        }
+        self.send_waiting();
+    }
+
+    /// Half of the queue is left for messages that matter more.
+    fn send_waiting(&mut self) {
+        while self.has_room_for(512) {
+            let Some(message) = self.waiting.pop_front() else {
+                return;
+            };
+            self.push(message);
+        }
+    }
+
+    fn store_files(&mut self, entry: Entry, ctx: &mut Context<Self>) {
+        if self.delivery.storing.is_some() {
+            return;
+        }
+        self.delivery.storing = Some(entry.place);
+        let files = self.files.clone();
+        let storing = async move {
+            let job_id = match &entry.message {
+                FromWorker::CheckpointSaved(message) => message.job_id,
+                FromWorker::JobCompleted(message) => message.job_id,
+                // No other message names files.
+                _ => return (entry, Ok(())),
+            };
+            for file in &entry.files {
+                if let Err(error) = files.store(job_id, file).await {
+                    return (entry, Err(error));
+                }
+            }
+            (entry, Ok(()))
+        };
+        ctx.spawn(
+            storing
+                .into_actor(self)
+                .map(|(entry, result), connection, ctx| connection.stored(entry, result, ctx)),
+        );
+    }
+
+    fn stored(&mut self, entry: Entry, result: Result<(), TransferError>, ctx: &mut Context<Self>) {
+        match result {
+            Ok(()) => {
+                self.delivery.storing = None;
+                self.delivery.failed = 0;
+                self.delivery.stored.insert(entry.place);
+                self.deliver(ctx);
+            }
+            Err(error) if error.may_pass() => {
+                let factor = 1_u32.checked_shl(self.delivery.failed).unwrap_or(u32::MAX);
+                self.delivery.failed += 1;
+                let pause = self
+                    .config
+                    .reconnect_delay
+                    .saturating_mul(factor)
+                    .min(LONGEST_PAUSE);
+                tracing::warn!(%error, pause_seconds = pause.as_secs_f64(), "files cannot be stored yet");
+                ctx.run_later(jittered(pause, rand::random()), |connection, ctx| {
+                    connection.delivery.storing = None;
+                    connection.deliver(ctx);
+                });
+            }
+            Err(error) => {
+                self.delivery.storing = None;
+                self.give_up(entry, &error.to_string());
+                self.deliver(ctx);
+            }
+        }
+    }
+
+    /// A message whose files can't be stored: a checkpoint less is a line in the log, a result less is
+    /// the job's failure.
+    fn give_up(&mut self, entry: Entry, reason: &str) {
+        tracing::error!(
+            message.kind = entry.message.wire_type(),
+            reason,
+            "files cannot be stored"
+        );
+        match entry.message {
+            FromWorker::JobCompleted(message) => {
+                let failed = FromWorker::JobFailed(JobFailed {
+                    worker_id: None,
+                    job_id: message.job_id,
+                    attempt: message.attempt,
+                    message_id: Some(MessageId::random()),
+                    data: JobFailedData {
+                        error: format!("the result cannot be stored: {reason}"),
+                        step: message.data.total_steps,
+                        last_checkpoint: None,
+                        failure_kind: Some(FailureKind::Storage),
+                    },
+                });
+                if let Err(error) = self.outbox.replace(entry.place, failed.clone()) {
+                    tracing::error!(%error, "message cannot be kept on disk");
+                    self.push(failed);
+                }
+            }
+            FromWorker::CheckpointSaved(message) => {
+                self.waiting.push_back(FromWorker::WorkerLog(WorkerLog {
+                    worker_id: None,
+                    job_id: message.job_id,
+                    attempt: message.attempt,
+                    data: WorkerLogData {
+                        level: LogLevel::Warn,
+                        line: format!(
+                            "the checkpoint of step {} cannot be stored: {reason}",
+                            message.data.step
+                        ),
+                    },
+                }));
+                if let Some(id) = message.message_id {
+                    self.outbox.remove(id);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The platform does not take a message: it is sent again where that may help, else dropped (PROTOCOL 11).
+    pub(super) fn answered_by_error(&mut self, error: Error, ctx: &mut Context<Self>) {
+        tracing::warn!(
+            error.code = %error.code,
+            error.message = error.message,
+            message.kind = error.in_reply_to.as_deref().unwrap_or("none"),
+            "the platform does not take a message"
+        );
+        let Some(id) = error.message_id else { return };
+        if !error.code.keeps_message() {
+            self.outbox.remove(id);
+            return self.deliver(ctx);
+        }
+        let Some(entry) = self.outbox.find(id) else {
+            return;
+        };
+        if error.code == ErrorCode::ArtifactMissing {
+            self.delivery.stored.remove(&entry.place);
+            let missed = self.delivery.missed.entry(id).or_insert(0);
+            *missed += 1;
+            if *missed >= MISSED_FILES {
+                self.give_up(entry, &error.message);
+                return self.deliver(ctx);
+            }
+        }
+        let pause = jittered(self.config.reconnect_delay, rand::random());
+        ctx.run_later(pause, |connection, ctx| {
+            // Repeats of what was sent already are harmless.
+            connection.delivery.sent = None;
+            connection.deliver(ctx);
+        });
+    }
+}

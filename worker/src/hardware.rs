@@ -1,0 +1,11 @@
+//! What this machine is, how loaded it is, and how fast it was measured to be.
+
+mod gpu;
+mod load;
+mod probe;
+
+pub use load::{Load, LoadMeter};
+pub use probe::Machine;
+
+/// Bytes in what the wire calls a GB: 2^30, so that an 80 GB card is 80.0.
+pub(crate) const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;
