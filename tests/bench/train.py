@@ -28,13 +28,19 @@ def make_model(base, folder):
     if (base / "config.json").exists():
         return base
     if not (folder / "config.json").exists():
-        from transformers import AutoModelForCausalLM, AutoTokenizer
         import torch
-        (gguf,) = base.glob("*.gguf")
+        from safetensors.torch import save_file
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        gguf = base.with_name(f"{base.name}.gguf")
         print(f"unpacking {gguf.name} to f32", file=sys.stderr)
-        model = AutoModelForCausalLM.from_pretrained(base, gguf_file=gguf.name, dtype=torch.float32)
-        AutoTokenizer.from_pretrained(base, gguf_file=gguf.name).save_pretrained(folder)
-        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        weights = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}  # tied
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        model.config.architectures = ["LlamaForCausalLM"]
+        del model.config.quantization_config
+        model.config.save_pretrained(folder)
     return folder
 
 
