@@ -42,6 +42,12 @@ pub enum EngineError {
         /// The shape in the file.
         found: Vec<usize>,
     },
+    /// A tokenizer cannot be built or fails on a text.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A model's chat template cannot be compiled, or refuses a chat.
+    #[error("chat template: {0}")]
+    ChatTemplate(String),
     /// A batch of tokens cannot be run through the model.
     #[error("invalid batch: {0}")]
     InvalidBatch(String),

@@ -2,7 +2,16 @@
 //!
 //! A library without messages or network: the worker's tasks drive it and turn its events into messages.
 
+pub mod chat_template;
+pub mod device;
 mod error;
+pub mod gguf;
+#[cfg(test)]
+mod golden;
 pub mod model;
+pub mod random;
+pub mod schedule;
+pub mod tokenizer;
+pub mod weights;
 
 pub use error::EngineError;

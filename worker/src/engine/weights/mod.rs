@@ -1,0 +1,257 @@
+//! The files of a base model: a Hugging Face folder or one GGUF file, checked before anything is used.
+
+mod folder;
+mod hf_config;
+mod safetensors_file;
+
+use std::path::{Path, PathBuf};
+
+use chrono::{DateTime, Local};
+use serde_json::Value;
+
+use super::EngineError;
+use super::chat_template::Chat;
+use super::gguf::GgufModel;
+use super::model::{ModelConfig, Projection};
+use super::tokenizer::{SpecialTokens, Tokenizer};
+use folder::{FolderWeights, inside, read_json};
+
+pub use safetensors_file::SafetensorsFile;
+
+/// A base model's files, opened: every weight that the config calls for is there, with its shape.
+#[derive(Debug)]
+pub struct ModelFiles {
+    /// The model's shape and constants.
+    pub config: ModelConfig,
+    path: PathBuf,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    Folder { weights: FolderWeights, json: Value },
+    Gguf(GgufModel),
+}
+
+impl ModelFiles {
+    /// Opens a model folder or a `.gguf` file.
+    ///
+    /// # Errors
+    /// An [`EngineError`] that names the file, and the field or tensor, which is missing, contradicts
+    /// the others or is not supported.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let invalid = |path: &Path, message: String| EngineError::InvalidModel {
+            path: path.to_owned(),
+            message,
+        };
+        let metadata =
+            std::fs::metadata(path).map_err(|error| EngineError::io("read", path, error))?;
+        let files = if metadata.is_dir() {
+            let config_path = inside(path, "config.json")?;
+            let json = read_json(&config_path)?;
+            let config =
+                hf_config::model_config(&json).map_err(|message| invalid(&config_path, message))?;
+            let weights = FolderWeights::open(path)?;
+            Self {
+                config,
+                path: path.to_owned(),
+                source: Source::Folder { weights, json },
+            }
+        } else if path
+            .extension()
+            .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+        {
+            let model = GgufModel::open(path)?;
+            Self {
+                config: model.config().clone(),
+                path: path.to_owned(),
+                source: Source::Gguf(model),
+            }
+        } else {
+            return Err(invalid(path, "neither a folder nor a .gguf file".into()));
+        };
+        files.config.validate()?;
+        files.check_weights()?;
+        Ok(files)
+    }
+
+    /// Where the model lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A weight by its Hugging Face name as `f32`, row-major, its shape being `shape`.
+    ///
+    /// # Errors
+    /// [`EngineError::MissingTensor`], [`EngineError::ShapeMismatch`], or that its type is not supported.
+    pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        self.check_weight(name, shape)?;
+        match &self.source {
+            Source::Folder { weights, .. } => weights.tensor(name),
+            Source::Gguf(model) => model
+                .tensor(name)
+                .ok_or_else(|| EngineError::MissingTensor {
+                    name: name.to_owned(),
+                }),
+        }
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// An [`EngineError`] naming the file that is missing or cannot be read.
+    pub fn tokenizer(&self) -> Result<Tokenizer, EngineError> {
+        match &self.source {
+            Source::Folder { json, .. } => {
+                let config = self.optional_json("tokenizer_config.json")?;
+                let map = self.optional_json("special_tokens_map.json")?;
+                let special = SpecialTokens::from_json(&config).or(SpecialTokens::from_json(&map));
+                let path = inside(&self.path, "tokenizer.json")?;
+                let tokenizer = Tokenizer::from_file(&path, special)?;
+                Ok(tokenizer.with_eos_from(&hf_config::eos_token_ids(json)))
+            }
+            Source::Gguf(model) => model.tokenizer(),
+        }
+    }
+
+    /// The source of the model's chat template, if it has one.
+    ///
+    /// # Errors
+    /// An [`EngineError`] naming the file that cannot be read.
+    pub fn chat_template(&self) -> Result<Option<String>, EngineError> {
+        let Source::Folder { .. } = &self.source else {
+            return Ok(self
+                .gguf()
+                .and_then(GgufModel::chat_template)
+                .map(str::to_owned));
+        };
+        if self.path.join("chat_template.jinja").exists() {
+            let path = inside(&self.path, "chat_template.jinja")?;
+            let source = std::fs::read_to_string(&path)
+                .map_err(|error| EngineError::io("read", path, error))?;
+            return Ok(Some(source));
+        }
+        let config = self.optional_json("tokenizer_config.json")?;
+        let named_default = |templates: &Vec<Value>| {
+            let default = templates
+                .iter()
+                .find(|template| template.get("name") == Some(&"default".into()))?;
+            Some(default.get("template")?.as_str()?.to_owned())
+        };
+        Ok(match config.get("chat_template") {
+            Some(Value::String(source)) => Some(source.clone()),
+            Some(Value::Array(templates)) => named_default(templates),
+            _ => None,
+        })
+    }
+
+    /// Tokenizer and chat template together. `now` is what a template that asks is told to be the time.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::tokenizer`] and [`ModelFiles::chat_template`], and where the template cannot
+    /// be compiled.
+    pub fn chat(&self, now: DateTime<Local>) -> Result<Chat, EngineError> {
+        Chat::new(self.tokenizer()?, self.chat_template()?.as_deref(), now)
+    }
+
+    /// Every token that ends generation: those of the config, the generation config and the tokenizer,
+    /// and the one with which `chat` ends a turn.
+    ///
+    /// # Errors
+    /// An [`EngineError`] naming the file that cannot be read.
+    pub fn stop_token_ids(&self, chat: &Chat) -> Result<Vec<u32>, EngineError> {
+        let mut ids = match &self.source {
+            Source::Folder { json, .. } => {
+                let mut ids = hf_config::eos_token_ids(json);
+                ids.extend(hf_config::eos_token_ids(
+                    &self.optional_json("generation_config.json")?,
+                ));
+                ids
+            }
+            Source::Gguf(model) => model.stop_token_ids(),
+        };
+        ids.extend(chat.tokenizer().eos());
+        ids.extend(chat.end_of_turn());
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+
+    fn gguf(&self) -> Option<&GgufModel> {
+        match &self.source {
+            Source::Gguf(model) => Some(model),
+            Source::Folder { .. } => None,
+        }
+    }
+
+    /// A JSON file of the folder, or null where there is none.
+    fn optional_json(&self, name: &str) -> Result<Value, EngineError> {
+        match self.path.join(name).exists() {
+            true => read_json(&inside(&self.path, name)?),
+            false => Ok(Value::Null),
+        }
+    }
+
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        match &self.source {
+            Source::Folder { weights, .. } => weights.shape(name),
+            Source::Gguf(model) => model.shape(name),
+        }
+    }
+
+    fn check_weight(&self, name: &str, expected: &[usize]) -> Result<(), EngineError> {
+        match self.shape(name) {
+            None => Err(EngineError::MissingTensor {
+                name: name.to_owned(),
+            }),
+            Some(found) if found != expected => Err(EngineError::ShapeMismatch {
+                name: name.to_owned(),
+                expected: expected.to_vec(),
+                found: found.to_vec(),
+            }),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Every weight that the config calls for, and none that would change the result if left out.
+    fn check_weights(&self) -> Result<(), EngineError> {
+        let config = &self.config;
+        let hidden = [config.hidden_size];
+        self.check_weight(
+            "model.embed_tokens.weight",
+            &[config.vocab_size, config.hidden_size],
+        )?;
+        for layer in 0..config.num_hidden_layers {
+            self.check_weight(
+                &format!("model.layers.{layer}.input_layernorm.weight"),
+                &hidden,
+            )?;
+            self.check_weight(
+                &format!("model.layers.{layer}.post_attention_layernorm.weight"),
+                &hidden,
+            )?;
+            for projection in Projection::ALL {
+                let name = format!("{}.weight", projection.full_name(layer));
+                self.check_weight(&name, &config.projection_shape(projection))?;
+            }
+        }
+        self.check_weight("model.norm.weight", &hidden)?;
+        if !config.tie_word_embeddings {
+            self.check_weight("lm_head.weight", &[config.vocab_size, config.hidden_size])?;
+        }
+        let unused = match &self.source {
+            Source::Folder { weights, .. } => weights.names().find(|name| name.ends_with(".bias")),
+            Source::Gguf(model) => model.unknown_tensors().next(),
+        };
+        match unused {
+            Some(name) => Err(EngineError::Unsupported(format!(
+                "{}: weight {name}",
+                self.path.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
