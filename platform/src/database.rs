@@ -3,6 +3,7 @@
 mod connection;
 mod error;
 mod executor;
+mod json_text;
 mod migrate;
 pub mod schema;
 #[cfg(test)]
@@ -14,6 +15,7 @@ use diesel::prelude::*;
 pub use connection::{DbConnection, sqlite_path};
 pub use error::DatabaseError;
 pub use executor::Database;
+pub use json_text::{from_json_text, to_json_text};
 
 /// The current time as it is stored: UTC, to the microsecond.
 pub fn now() -> NaiveDateTime {

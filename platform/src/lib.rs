@@ -11,6 +11,7 @@ mod health;
 pub mod http;
 pub mod jobs;
 pub mod logging;
+pub mod metrics;
 pub mod openapi;
 pub mod server;
 pub mod sockets;

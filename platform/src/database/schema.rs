@@ -98,6 +98,102 @@ diesel::table! {
     }
 }
 
+diesel::table! {
+    jobs (id) {
+        id -> BigInt,
+        owner_id -> BigInt,
+        name -> Text,
+        dataset_id -> BigInt,
+        base_model -> Text,
+        config -> Text,
+        priority -> Integer,
+        max_retries -> Integer,
+        requested_worker_id -> Nullable<BigInt>,
+        status -> Text,
+        attempt -> Integer,
+        retries_left -> Integer,
+        worker_id -> Nullable<BigInt>,
+        resume_from -> Nullable<BigInt>,
+        failure_kind -> Nullable<Text>,
+        error -> Nullable<Text>,
+        started -> Nullable<Text>,
+        progress -> Nullable<Text>,
+        result -> Nullable<Text>,
+        revision -> BigInt,
+        created_at -> Timestamp,
+        started_at -> Nullable<Timestamp>,
+        ended_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    job_events (id) {
+        id -> BigInt,
+        job_id -> BigInt,
+        attempt -> Integer,
+        at -> Timestamp,
+        kind -> Text,
+        from_status -> Text,
+        to_status -> Text,
+        detail -> Text,
+    }
+}
+
+diesel::table! {
+    job_attempts (job_id, attempt) {
+        job_id -> BigInt,
+        attempt -> Integer,
+        worker_id -> BigInt,
+    }
+}
+
+diesel::table! {
+    checkpoints (id) {
+        id -> BigInt,
+        job_id -> BigInt,
+        attempt -> Integer,
+        step -> BigInt,
+        epoch -> Nullable<BigInt>,
+        path -> Text,
+        metrics -> Text,
+        verified -> Bool,
+        created_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    artifacts (id) {
+        id -> BigInt,
+        job_id -> BigInt,
+        attempt -> Integer,
+        step -> Nullable<BigInt>,
+        storage_key -> Text,
+        size_bytes -> BigInt,
+        sha256 -> Text,
+        created_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    metric_points (job_id, step) {
+        job_id -> BigInt,
+        step -> BigInt,
+        attempt -> Integer,
+        data -> Text,
+    }
+}
+
+diesel::table! {
+    job_logs (id) {
+        id -> BigInt,
+        job_id -> BigInt,
+        attempt -> Integer,
+        at -> Timestamp,
+        level -> Text,
+        line -> Text,
+    }
+}
+
 diesel::joinable!(sessions -> users (user_id));
 diesel::joinable!(api_tokens -> users (user_id));
 diesel::allow_tables_to_appear_in_same_query!(users, sessions, api_tokens);
