@@ -160,6 +160,7 @@ impl Chat {
         Ok((start <= before_end.len()).then_some(start..before_end.len()))
     }
 
+    /// Marks the tokens of the content at `place` and on to the token that ends the turn.
     fn mark(
         &self,
         trained: &mut [bool],
@@ -167,11 +168,10 @@ impl Chat {
         rendered: &str,
         place: Range<usize>,
     ) {
+        let end_of_turn = self.control_token_after(tokens, rendered, place.end);
+        let end = end_of_turn.map_or(place.end, |index| tokens[index].end);
         for (trained, token) in trained.iter_mut().zip(tokens) {
-            *trained |= token.end > place.start && token.start < place.end;
-        }
-        if let Some(end) = self.control_token_after(tokens, rendered, place.end) {
-            trained[end] = true;
+            *trained |= token.end > place.start && token.start < end;
         }
     }
 

@@ -17,3 +17,6 @@ mod template;
 
 pub use chat::{Chat, EncodedChat};
 pub use template::ChatTemplate;
+
+#[cfg(test)]
+mod tests;

@@ -15,7 +15,7 @@ use crate::engine::EngineError;
 use crate::engine::tokenizer::{SpecialTokens, Tokenizer};
 
 /// Steps that one rendering may take: a template comes from outside and must end.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 5_000_000;
 /// The template's name inside its environment.
 const NAME: &str = "chat";
 

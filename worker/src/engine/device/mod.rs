@@ -1,5 +1,5 @@
 //! What the engine needs from the machine.
 
-mod mapped_file;
+mod mapped;
 
-pub use mapped_file::MappedFile;
+pub use mapped::MappedFile;

@@ -29,7 +29,7 @@ impl GgufModel {
             path: path.to_owned(),
             message,
         };
-        let file = MappedFile::open(path)?;
+        let file = MappedFile::open(path).map_err(|error| EngineError::io("read", path, error))?;
         let structure = read_structure(&file).map_err(invalid)?;
         let config = model_config(&structure).map_err(invalid)?;
         Ok(Self {

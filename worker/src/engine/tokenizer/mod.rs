@@ -232,3 +232,8 @@ fn marks_before(content: &str, end: usize) -> usize {
 fn broken(error: tokenizers::Error) -> EngineError {
     EngineError::Tokenizer(error.to_string())
 }
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,7 @@ impl SafetensorsFile {
     /// # Errors
     /// [`EngineError::InvalidModel`] naming the file and what is wrong with it.
     pub fn open(path: &Path) -> Result<Self, EngineError> {
-        let file = MappedFile::open(path)?;
+        let file = MappedFile::open(path).map_err(|error| EngineError::io("read", path, error))?;
         let invalid = |message: String| EngineError::InvalidModel {
             path: path.to_owned(),
             message,

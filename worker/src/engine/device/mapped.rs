@@ -1,0 +1,32 @@
+//! A file mapped into memory, read only.
+
+use std::{fs::File, io, ops::Deref, path::Path};
+
+use memmap2::Mmap;
+
+/// The bytes of a file, read from disk as they are touched.
+///
+/// The file must not be changed or cut while it is mapped; models and caches are written aside and renamed, so
+/// that a mapped file never changes under its reader.
+#[derive(Debug)]
+pub struct MappedFile(Mmap);
+
+impl MappedFile {
+    /// Maps a file.
+    ///
+    /// # Errors
+    /// The system's error if it cannot be opened or mapped.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the map is read only, and files are never changed in place by this program (see above).
+        Ok(Self(unsafe { Mmap::map(&file)? }))
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
