@@ -33,28 +33,30 @@ pub fn find(
         return Ok(None);
     }
     let hash = TokenHash::of(key);
-    let row: Option<(i64, String, String, Vec<u8>, Option<NaiveDateTime>)> = workers::table
+    let row = workers::table
         .filter(workers::key_hash.eq(hash.as_bytes()))
         .filter(workers::deleted_at.is_null())
-        .select((
-            workers::id,
-            workers::uuid,
-            workers::name,
-            workers::key_hash,
-            workers::key_used_at,
-        ))
+        .select(KeyRow::as_select())
         .first(connection)
         .optional()?;
-    Ok(row.filter(|(.., stored, _)| hash.is(stored)).and_then(
-        |(worker_id, uuid, name, _, used)| {
-            Some(WorkerKeyOwner {
-                worker_id,
-                uuid: uuid.parse().ok()?,
-                name,
-                was_used: used.is_some(),
-            })
-        },
-    ))
+    Ok(row.filter(|row| hash.is(&row.key_hash)).and_then(|row| {
+        Some(WorkerKeyOwner {
+            worker_id: row.id,
+            uuid: row.uuid.parse().ok()?,
+            name: row.name,
+            was_used: row.key_used_at.is_some(),
+        })
+    }))
+}
+
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = workers)]
+struct KeyRow {
+    id: i64,
+    uuid: String,
+    name: String,
+    key_hash: Vec<u8>,
+    key_used_at: Option<NaiveDateTime>,
 }
 
 /// Records that the worker holds its key: it has presented it, or gone on after being given it. From then on an

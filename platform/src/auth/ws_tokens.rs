@@ -61,18 +61,18 @@ pub fn redeem(
     now: NaiveDateTime,
 ) -> Result<Option<WsTokenOwner>, DatabaseError> {
     let hash = TokenHash::of(token);
-    let row: Option<(Vec<u8>, i64, Option<i64>, Option<i64>, NaiveDateTime)> = ws_tokens::table
+    let row = ws_tokens::table
         .find(hash.as_bytes().to_vec())
+        .select(WsTokenRow::as_select())
         .first(connection)
         .optional()?;
     diesel::delete(ws_tokens::table.find(hash.as_bytes().to_vec())).execute(connection)?;
-    let Some((stored, owner_id, session_id, api_token_id, expires_at)) = row else {
+    let Some(row) = row
+        .filter(|row| hash.is(&row.token_hash) && row.user_id == user_id && row.expires_at > now)
+    else {
         return Ok(None);
     };
-    if !hash.is(&stored) || owner_id != user_id || expires_at <= now {
-        return Ok(None);
-    }
-    let credential = match (session_id, api_token_id) {
+    let credential = match (row.session_id, row.api_token_id) {
         (Some(id), _) => Credential::Session(id),
         (None, Some(id)) => Credential::ApiToken(id),
         (None, None) => return Ok(None),
@@ -95,6 +95,16 @@ pub fn redeem(
         role,
         credential,
     }))
+}
+
+#[derive(Queryable, Selectable)]
+#[diesel(table_name = ws_tokens)]
+struct WsTokenRow {
+    token_hash: Vec<u8>,
+    user_id: i64,
+    session_id: Option<i64>,
+    api_token_id: Option<i64>,
+    expires_at: NaiveDateTime,
 }
 
 fn api_token_role(connection: &mut DbConnection, id: i64) -> Result<Role, DatabaseError> {

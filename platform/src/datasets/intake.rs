@@ -1,9 +1,11 @@
 //! Takes in an uploaded data set.
 //!
-//! 1. A number is reserved by a row that nobody sees. 2. Each chunk goes to the object store and, over a short
-//! queue, to a thread that checks the rows; nothing is held whole. 3. The report decides: refused, nothing is
-//! kept; accepted, the file becomes durable and then the row visible. Whatever breaks off in between (the
-//! client, the disk, the process) leaves nothing that is ever shown.
+//! 1. A number is reserved by a row that nobody sees.
+//! 2. Each chunk goes to the object store and, over a short queue, to a thread that checks the rows; nothing is
+//!    held whole.
+//! 3. The report decides: refused, nothing is kept; accepted, the file becomes durable and then the row visible.
+//!
+//! Whatever breaks off in between (the client, the disk, the process) leaves nothing that is ever shown.
 
 use actix_web::web;
 use bytes::Bytes;

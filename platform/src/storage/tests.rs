@@ -131,7 +131,7 @@ async fn an_upload_takes_exactly_the_bytes_that_were_announced() {
     assert_eq!(put(&platform, &url, "hell").await.0, 400);
     assert_eq!(put(&platform, &url, "jello").await.0, 400);
     assert_eq!(put(&platform, &url, "hello!").await.0, 413);
-    let pieces = ["hel", "lo", " and more"].map(|piece| Ok::<_, std::io::Error>(piece));
+    let pieces = ["hel", "lo", " and more"].map(Ok::<_, std::io::Error>);
     let unannounced = reqwest::Body::wrap_stream(futures_util::stream::iter(pieces));
     assert_eq!(put(&platform, &url, unannounced).await.0, 413);
     assert_eq!(
