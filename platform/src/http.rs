@@ -16,7 +16,7 @@ use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Responder, Resp
 use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
-use crate::{auth, datasets, enrollment_keys, health, openapi, storage, users};
+use crate::{artifacts, auth, datasets, enrollment_keys, health, openapi, storage, users};
 
 pub use access_log::access_log;
 pub use page::{Page, PageQuery};
@@ -58,6 +58,9 @@ pub fn routes() -> Vec<Route> {
         get("/api/datasets/{id}", datasets::routes::get),
         get("/api/datasets/{id}/preview", datasets::routes::preview),
         delete("/api/datasets/{id}", datasets::routes::delete),
+        // Files of workers
+        post("/api/worker/uploads", artifacts::routes::grant_upload),
+        get("/api/worker/downloads", artifacts::routes::grant_download),
         // Local storage
         get("/storage/{key:.*}", storage::routes::download),
         put("/storage/{key:.*}", storage::routes::upload),

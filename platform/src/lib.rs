@@ -1,5 +1,6 @@
 //! Trainyard's platform: the server that workers and dashboards connect to.
 
+pub mod artifacts;
 pub mod auth;
 pub mod clock;
 pub mod config;

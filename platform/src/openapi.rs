@@ -36,6 +36,8 @@ const DOCUMENT_PATH: &str = "/api/openapi.json";
         crate::datasets::routes::get,
         crate::datasets::routes::preview,
         crate::datasets::routes::delete,
+        crate::artifacts::routes::grant_upload,
+        crate::artifacts::routes::grant_download,
         crate::storage::routes::download,
         crate::storage::routes::upload,
     ),

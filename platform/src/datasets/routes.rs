@@ -16,6 +16,7 @@ use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, shown_time};
 use crate::error::{ApiError, ErrorCode, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictQuery, UploadBody};
+use crate::jobs;
 use crate::server::AppState;
 use crate::storage::StorageKey;
 
@@ -255,7 +256,13 @@ pub async fn delete(
     user.require_change(dataset.owner_id, "data set")?;
     state
         .database
-        .write::<_, DatabaseError, _>(move |c| store::mark_deleting(c, id.get()))
+        .write::<_, ApiError, _>(move |connection| {
+            if jobs::store::uses_dataset(connection, id)? {
+                let message = "a job that has not ended uses this data set";
+                return Err(ApiError::new(ErrorCode::InUse, message));
+            }
+            Ok(store::mark_deleting(connection, id.get())?)
+        })
         .await?;
     state
         .storage

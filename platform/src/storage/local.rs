@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use tokio_util::io::ReaderStream;
+use trainyard_shared::Secret;
 
 use super::object_store::{
     ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError,
@@ -264,7 +265,7 @@ impl ObjectStore for LocalStore {
         writer.write(Bytes::from_static(b"ready")).await
     }
 
-    fn download_url(&self, key: &StorageKey, valid_for: Duration) -> String {
+    fn download_url(&self, key: &StorageKey, valid_for: Duration) -> Secret {
         self.signer.download_url(key, valid_for, SystemTime::now())
     }
 

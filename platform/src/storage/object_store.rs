@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use std::time::{Duration, SystemTime};
+use trainyard_shared::Secret;
 
 use super::{StorageKey, UploadTarget, UploadTerms};
 
@@ -40,7 +41,7 @@ pub trait ObjectStore: Send + Sync {
     async fn check(&self) -> Result<(), StorageError>;
 
     /// A URL under which anyone who holds it can read the object for a while.
-    fn download_url(&self, key: &StorageKey, valid_for: Duration) -> String;
+    fn download_url(&self, key: &StorageKey, valid_for: Duration) -> Secret;
 
     /// Where and how to send an object of exactly these bytes.
     fn upload_target(

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use trainyard_shared::Secret;
 use url::Url;
 
 use super::StorageKey;
@@ -23,7 +24,8 @@ pub struct UploadTerms {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct UploadTarget {
     /// Target of an HTTP PUT.
-    pub url: String,
+    #[schema(value_type = String)]
+    pub url: Secret,
     /// Headers that the PUT must carry.
     pub headers: BTreeMap<String, String>,
     /// For how long the URL is valid, in seconds.
@@ -56,7 +58,7 @@ impl UrlSigner {
     }
 
     /// A URL for reading an object.
-    pub fn download_url(&self, key: &StorageKey, valid_for: Duration, now: SystemTime) -> String {
+    pub fn download_url(&self, key: &StorageKey, valid_for: Duration, now: SystemTime) -> Secret {
         let expires = unix_seconds(now + valid_for);
         let mut url = self.object_url(key);
         url.query_pairs_mut()
@@ -65,7 +67,7 @@ impl UrlSigner {
                 "signature",
                 &hex::encode(self.sign(&Grant::Download, key, expires)),
             );
-        url.into()
+        Secret::from(String::from(url))
     }
 
     /// A URL for writing exactly one version of an object.
@@ -87,7 +89,7 @@ impl UrlSigner {
                 &hex::encode(self.sign(&Grant::Upload(terms), key, expires)),
             );
         UploadTarget {
-            url: url.into(),
+            url: Secret::from(String::from(url)),
             headers: BTreeMap::from([(
                 "Content-Type".to_owned(),
                 "application/octet-stream".to_owned(),
@@ -204,10 +206,12 @@ mod tests {
         let (signer, now) = (signer(), SystemTime::now());
         let url = signer.download_url(&key("a/b.bin"), HOUR, now);
         assert!(
-            url.starts_with("https://yard.example/base/storage/a/b.bin?"),
-            "{url}"
+            url.expose()
+                .starts_with("https://yard.example/base/storage/a/b.bin?"),
+            "{}",
+            url.expose()
         );
-        let query = query_of(&url);
+        let query = query_of(url.expose());
         assert!(signer.permits_download(&key("a/b.bin"), &query, now));
         assert!(!signer.permits_download(&key("a/c.bin"), &query, now));
         assert!(!signer.permits_download(&key("a/b.bin"), &query, now + HOUR));
@@ -244,7 +248,7 @@ mod tests {
         };
         let target = signer.upload_target(&key("a"), &terms, HOUR, now);
         assert_eq!(target.expires_in, 3600);
-        let query = query_of(&target.url);
+        let query = query_of(target.url.expose());
         assert_eq!(signer.permitted_upload(&key("a"), &query, now), Some(terms));
         assert!(!signer.permits_download(&key("a"), &query, now));
         let larger = SignedQuery {

@@ -4,7 +4,7 @@ use reqwest::{Method, header};
 use serde_json::Value;
 use std::time::Duration;
 
-use super::{StorageKey, UploadTarget, UploadTerms};
+use super::{StorageKey, UploadTerms};
 use crate::testing::{Platform, answer};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -14,7 +14,8 @@ fn key(text: &str) -> StorageKey {
     StorageKey::parse(text).unwrap()
 }
 
-fn target(platform: &Platform, at: &str) -> UploadTarget {
+/// Where to put "hello".
+fn target(platform: &Platform, at: &str) -> String {
     let terms = UploadTerms {
         size_bytes: 5,
         sha256: SHA256_OF_HELLO.to_owned(),
@@ -24,10 +25,17 @@ fn target(platform: &Platform, at: &str) -> UploadTarget {
         .state
         .storage
         .upload_target(&key(at), &terms, MINUTE)
+        .url
+        .into_exposed()
 }
 
 fn download_url(platform: &Platform, at: &str) -> String {
-    platform.server.state.storage.download_url(&key(at), MINUTE)
+    platform
+        .server
+        .state
+        .storage
+        .download_url(&key(at), MINUTE)
+        .into_exposed()
 }
 
 async fn put(platform: &Platform, url: &str, body: impl Into<reqwest::Body>) -> (u16, Value) {
@@ -38,7 +46,7 @@ async fn put(platform: &Platform, url: &str, body: impl Into<reqwest::Body>) -> 
 async fn platform_with_hello() -> (Platform, String) {
     let platform = Platform::start(&[]).await;
     assert_eq!(
-        put(&platform, &target(&platform, "a/hello.bin").url, "hello")
+        put(&platform, &target(&platform, "a/hello.bin"), "hello")
             .await
             .0,
         200
@@ -127,7 +135,7 @@ async fn head_tells_the_size_without_the_bytes() {
 #[actix_web::test]
 async fn an_upload_takes_exactly_the_bytes_that_were_announced() {
     let platform = Platform::start(&[]).await;
-    let url = target(&platform, "a/x").url;
+    let url = target(&platform, "a/x");
     assert_eq!(put(&platform, &url, "hell").await.0, 400);
     assert_eq!(put(&platform, &url, "jello").await.0, 400);
     assert_eq!(put(&platform, &url, "hello!").await.0, 413);
@@ -155,7 +163,7 @@ async fn an_upload_takes_exactly_the_bytes_that_were_announced() {
 #[actix_web::test]
 async fn a_url_that_was_changed_opens_nothing() {
     let (platform, url) = platform_with_hello().await;
-    let upload = target(&platform, "a/hello.bin").url;
+    let upload = target(&platform, "a/hello.bin");
     let unsigned = url.split('?').next().unwrap().to_owned();
     for changed in [
         unsigned,

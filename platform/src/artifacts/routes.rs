@@ -1,0 +1,150 @@
+//! REST routes by which workers move files: they hold no credential of the storage, only signed URLs, each for
+//! one file.
+
+use actix_web::web;
+use serde::{Deserialize, Serialize};
+use trainyard_shared::Secret;
+use trainyard_shared::ids::{JobId, WorkerId};
+use utoipa::{IntoParams, ToSchema};
+
+use super::{ArtifactError, URL_LIFETIME, key_of_job};
+use crate::auth::CurrentWorker;
+use crate::database::DatabaseError;
+use crate::error::{ApiError, FieldProblem};
+use crate::http::{StrictJson, StrictQuery};
+use crate::server::AppState;
+use crate::storage::{StorageError, StorageKey, UploadTarget, UploadTerms};
+use crate::{datasets, jobs};
+
+/// A file that a worker wants to store.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UploadRequest {
+    #[schema(value_type = i64)]
+    job_id: JobId,
+    /// Storage key within one of the job's folders.
+    key: String,
+    /// Size in bytes.
+    size: u64,
+    /// Digest as 64 lower-case hex digits.
+    sha256: String,
+}
+
+/// Gives leave to store one file of a job that the worker has, or had when it ended.
+#[utoipa::path(post, path = "/api/worker/uploads", tag = "for workers", request_body = UploadRequest, responses(
+    (status = 200, body = UploadTarget, description = "where to PUT the file"),
+    (status = 400, description = "not a key of this job"),
+    (status = 404, description = "the worker has no such job"),
+    (status = 413, description = "larger than MAX_UPLOAD_BYTES"),
+))]
+pub async fn grant_upload(
+    state: web::Data<AppState>,
+    worker: CurrentWorker,
+    StrictJson(body): StrictJson<UploadRequest>,
+) -> Result<web::Json<UploadTarget>, ApiError> {
+    if body.sha256.len() != 64
+        || !body
+            .sha256
+            .bytes()
+            .all(|byte| b"0123456789abcdef".contains(&byte))
+    {
+        return Err(ApiError::invalid_field(
+            "sha256",
+            "must be 64 lower-case hex digits",
+        ));
+    }
+    let limit_bytes = state.config.max_upload_bytes;
+    if body.size > limit_bytes {
+        return Err(StorageError::TooLarge { limit_bytes }.into());
+    }
+    let key = key_of_job(body.job_id, &body.key)?;
+    job_of_worker(&state, body.job_id, worker.id).await?;
+    let terms = UploadTerms {
+        size_bytes: body.size,
+        sha256: body.sha256,
+    };
+    Ok(web::Json(state.storage.upload_target(
+        &key,
+        &terms,
+        URL_LIFETIME,
+    )))
+}
+
+/// The file that a worker wants to read.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DownloadQuery {
+    /// The job that the file is needed for.
+    #[param(value_type = i64)]
+    job_id: i64,
+    /// Storage key of the job's data set or of one of its own files.
+    key: String,
+}
+
+/// Where a file can be read.
+#[derive(Serialize, ToSchema)]
+pub struct DownloadGrant {
+    #[schema(value_type = String)]
+    url: Secret,
+    size_bytes: u64,
+    /// Seconds.
+    expires_in: u64,
+}
+
+/// A new URL for a file that the worker needs for its job: those in messages expire.
+#[utoipa::path(get, path = "/api/worker/downloads", tag = "for workers", params(DownloadQuery), responses(
+    (status = 200, body = DownloadGrant, description = "where to GET the file"),
+    (status = 404, description = "the worker has no such job, or the job no such file"),
+))]
+pub async fn grant_download(
+    state: web::Data<AppState>,
+    worker: CurrentWorker,
+    StrictQuery(query): StrictQuery<DownloadQuery>,
+) -> Result<web::Json<DownloadGrant>, ApiError> {
+    let job = JobId::try_from(query.job_id)
+        .map_err(|error| ApiError::invalid_field("job_id", error.to_string()))?;
+    let dataset_id = job_of_worker(&state, job, worker.id).await?;
+    let key = StorageKey::parse(&query.key)?;
+    if key_of_job(job, &query.key).is_err() {
+        let dataset = state
+            .database
+            .read::<_, DatabaseError, _>(move |c| datasets::store::get(c, dataset_id))
+            .await?;
+        if dataset.storage_key != key.as_str() {
+            return Err(ApiError::not_found("file of this job"));
+        }
+    }
+    let size_bytes = state.storage.info(&key).await?.size_bytes;
+    let url = state.storage.download_url(&key, URL_LIFETIME);
+    Ok(web::Json(DownloadGrant {
+        url,
+        size_bytes,
+        expires_in: URL_LIFETIME.as_secs(),
+    }))
+}
+
+/// The data set of a job that the worker has, or had when it ended.
+async fn job_of_worker(state: &AppState, job: JobId, worker: WorkerId) -> Result<i64, ApiError> {
+    let found = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| jobs::store::row(c, job))
+        .await;
+    match found {
+        Ok(row) if row.worker_id == Some(worker.get()) => Ok(row.dataset_id),
+        Ok(_) | Err(DatabaseError::NotFound) => Err(ApiError::not_found("job of this worker")),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl From<ArtifactError> for ApiError {
+    fn from(error: ArtifactError) -> Self {
+        match error {
+            ArtifactError::ForeignKey { reason, .. } => {
+                Self::invalid(vec![FieldProblem::new("key", reason)])
+            }
+            ArtifactError::NotStored { .. } => Self::not_found("file"),
+            ArtifactError::Storage(error) => error.into(),
+        }
+    }
+}
