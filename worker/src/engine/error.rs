@@ -59,6 +59,12 @@ pub enum EngineError {
         /// What is wrong with it.
         message: String,
     },
+    /// The system has no room for weights or activations.
+    #[error("out of memory: {} MiB more are needed", bytes.div_ceil(1 << 20))]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+    },
     /// Training data cannot be used.
     #[error("training data: {0}")]
     InvalidData(String),

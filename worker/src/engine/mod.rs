@@ -9,6 +9,7 @@ pub mod gguf;
 #[cfg(test)]
 mod golden;
 pub mod model;
+pub mod ops;
 pub mod random;
 pub mod schedule;
 pub mod tokenizer;

@@ -1,5 +1,22 @@
-//! What the engine needs from the machine.
+//! The CPU beneath the operations: threads, memory, vector instructions, and the kernel of matrix products.
+//!
+//! Activations of `[tokens, width]` are stored by blocks of [`LANES`] tokens as `[block][feature][lane]`, so that
+//! a vector register always holds one feature of neighbouring tokens: sums over features need no shuffles, weights
+//! are broadcast as they lie, and the output of one operation is the input of the next without any reordering.
 
+mod activations;
+mod buffer;
 mod mapped;
+pub(crate) mod math;
+mod panels;
+pub(crate) mod product;
+mod shared;
+mod threads;
+pub(crate) mod tile;
 
+pub use activations::{Activations, ActivationsMut, LANES, padded_tokens};
+pub use buffer::{Buffer, Carver};
 pub use mapped::MappedFile;
+pub use panels::Panels;
+pub(crate) use shared::Shared;
+pub use threads::{run, set_threads, threads};
