@@ -3,6 +3,7 @@
 //! Addresses are signed and count as secrets: messages name a file by its key, never by its address.
 
 mod download;
+mod json;
 mod retry;
 mod upload;
 
@@ -181,6 +182,6 @@ async fn error_text(mut response: reqwest::Response) -> Option<String> {
 }
 
 #[cfg(test)]
-mod test_server;
+pub(crate) mod test_server;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,263 @@
+//! Where a job's base model comes from: this machine, the platform, the hub, in that order.
+//!
+//! 1. `MODELS_DIR/org/name`, a folder in the Hugging Face form or with one `.gguf` file in it;
+//! 2. `MODELS_DIR/org/name.gguf`;
+//! 3. the hub's cache layout, in `MODELS_DIR` and in the hub's own cache on this machine;
+//! 4. the files that the platform offers (`download_urls`);
+//! 5. the hub.
+//!
+//! What is fetched goes to `MODELS_DIR/org/name`, `config.json` last: a folder that has it is whole.
+
+mod hub;
+mod local;
+
+use std::fmt;
+use std::fs::TryLockError;
+use std::path::{Path, PathBuf};
+
+use trainyard_shared::message::{BaseModel, DownloadUrl};
+
+use super::transfers::{Download, Http, TransferError};
+use crate::config::ModelSettings;
+use crate::files;
+use hub::Hub;
+
+pub use local::installed;
+
+/// A model is not to be had.
+#[derive(Debug)]
+pub struct ModelUnavailable {
+    id: String,
+    tried: Vec<(String, String)>,
+}
+
+impl fmt::Display for ModelUnavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the base model {} is not to be had", self.id)?;
+        for (index, (place, reason)) in self.tried.iter().enumerate() {
+            let separator = if index == 0 { ": " } else { "; " };
+            write!(f, "{separator}{place}: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ModelUnavailable {}
+
+/// A model's name as a person or a job gives it, checked before it becomes part of a path: one or two
+/// parts of letters, digits, `-`, `_` and `.`, none of which begins with a dot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelId(String);
+
+impl ModelId {
+    /// Checks a name.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_part = |part: &str| {
+            !part.is_empty()
+                && part.len() <= 96
+                && !part.starts_with('.')
+                && !part.contains("..")
+                && part
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        };
+        let parts: Vec<&str> = text.split('/').collect();
+        let fits = parts.len() <= 2 && parts.iter().all(|part| is_part(part));
+        fits.then(|| Self(text.to_owned()))
+    }
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Finds or fetches base models.
+#[derive(Debug, Clone)]
+pub struct ModelSource {
+    settings: ModelSettings,
+    http: Http,
+}
+
+/// A file of a model that is being fetched.
+#[derive(Debug, Clone, Copy)]
+pub struct FetchProgress<'a> {
+    /// The file's name.
+    pub file: &'a str,
+    /// Bytes that are there.
+    pub bytes: u64,
+    /// Its length, where it is known.
+    pub total_bytes: Option<u64>,
+}
+
+impl ModelSource {
+    /// Models by these settings, fetched through `http`.
+    pub fn new(settings: ModelSettings, http: Http) -> Self {
+        Self { settings, http }
+    }
+
+    /// The folder or `.gguf` file of `model`, fetched if need be. `on_progress` is told of every chunk.
+    ///
+    /// # Errors
+    ///
+    /// Every place that was tried and why it does not have the model.
+    pub async fn find(
+        &self,
+        model: &BaseModel,
+        mut on_progress: impl FnMut(FetchProgress<'_>),
+    ) -> Result<PathBuf, ModelUnavailable> {
+        let mut search = ModelUnavailable {
+            id: model.huggingface_id.clone(),
+            tried: Vec::new(),
+        };
+        let Some(id) = ModelId::parse(&model.huggingface_id) else {
+            search.failed(
+                "the name",
+                "not one that a model can have (expected org/name)",
+            );
+            return Err(search);
+        };
+        if let Some(path) = local::find(&self.settings, &id, &mut search.tried) {
+            return Ok(path);
+        }
+        let folder = self.settings.models_dir.join(id.as_str());
+        let lock = match self.lock(&id).await {
+            Ok(lock) => lock,
+            Err(reason) => {
+                search.failed("MODELS_DIR", &reason);
+                return Err(search);
+            }
+        };
+        // Another worker with the same folder may have fetched it while this one waited.
+        let found = local::find(&self.settings, &id, &mut Vec::new());
+        let result = match found {
+            Some(path) => Ok(path),
+            None => {
+                self.fetch(
+                    &id,
+                    &model.download_urls,
+                    &folder,
+                    &mut search,
+                    &mut on_progress,
+                )
+                .await
+            }
+        };
+        drop(lock);
+        result.map_err(|()| search)
+    }
+
+    async fn fetch(
+        &self,
+        id: &ModelId,
+        offered: &[DownloadUrl],
+        folder: &Path,
+        search: &mut ModelUnavailable,
+        on_progress: &mut impl FnMut(FetchProgress<'_>),
+    ) -> Result<PathBuf, ()> {
+        if offered.is_empty() {
+            search.failed("the platform", "offers no files of it");
+        } else {
+            match self.fetch_offered(offered, folder, on_progress).await {
+                Ok(()) => match local::usable(folder) {
+                    Ok(path) => return Ok(path),
+                    Err(reason) => search.failed("the platform", &reason),
+                },
+                Err(error) => search.failed("the platform", &error.to_string()),
+            }
+        }
+        if self.settings.hub_offline {
+            search.failed("the hub", "not asked (HF_HUB_OFFLINE)");
+            return Err(());
+        }
+        let hub = Hub::new(&self.http, &self.settings);
+        match hub.fetch(id, folder, on_progress).await {
+            Ok(()) => match local::usable(folder) {
+                Ok(path) => return Ok(path),
+                Err(reason) => search.failed(&hub.name(), &reason),
+            },
+            Err(reason) => search.failed(&hub.name(), &reason),
+        }
+        Err(())
+    }
+
+    async fn fetch_offered(
+        &self,
+        offered: &[DownloadUrl],
+        folder: &Path,
+        on_progress: &mut impl FnMut(FetchProgress<'_>),
+    ) -> Result<(), TransferError> {
+        create_folder(folder)?;
+        let mut offered: Vec<&DownloadUrl> = offered.iter().collect();
+        offered.sort_by_key(|file| file.key.rsplit('/').next() == Some(CONFIG));
+        for file in offered {
+            let name = file.key.rsplit('/').next().unwrap_or_default();
+            let plain = ModelId::parse(name).is_some();
+            if !plain {
+                return Err(TransferError::WrongContent {
+                    name: file.key.clone(),
+                    message: "not a name that a model's file can have".to_owned(),
+                });
+            }
+            let download = Download {
+                name,
+                url: file.url.clone(),
+                bearer: None,
+                size_bytes: None,
+                sha256: None,
+                destination: &folder.join(name),
+            };
+            let progress = |bytes| {
+                on_progress(FetchProgress {
+                    file: name,
+                    bytes,
+                    total_bytes: None,
+                });
+            };
+            self.http
+                .download(&download, async || Ok(None), progress)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// One worker at a time fetches a model into a folder that several may share.
+    async fn lock(&self, id: &ModelId) -> Result<std::fs::File, String> {
+        let dir = self.settings.models_dir.join(".locks");
+        let path = dir.join(format!("{}.lock", id.as_str().replace('/', "--")));
+        let locking = move || {
+            std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+            let file = files::open_lock_file(&path)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+            match file.try_lock() {
+                Ok(()) => Ok(file),
+                Err(TryLockError::WouldBlock) => {
+                    tracing::info!(lock = %path.display(), "waits for another worker that fetches the same model");
+                    file.lock()
+                        .map(|()| file)
+                        .map_err(|error| format!("{}: {error}", path.display()))
+                }
+                Err(TryLockError::Error(error)) => Err(format!("{}: {error}", path.display())),
+            }
+        };
+        tokio::task::spawn_blocking(locking)
+            .await
+            .expect("locking does not panic")
+    }
+}
+
+/// The file that is fetched last.
+const CONFIG: &str = "config.json";
+
+impl ModelUnavailable {
+    fn failed(&mut self, place: &str, reason: &str) {
+        self.tried.push((place.to_owned(), reason.to_owned()));
+    }
+}
+
+fn create_folder(folder: &Path) -> Result<(), TransferError> {
+    std::fs::create_dir_all(folder).map_err(|source| TransferError::io("create", folder, source))
+}
+
+#[cfg(test)]
+mod tests;

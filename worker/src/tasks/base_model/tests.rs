@@ -1,0 +1,245 @@
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use trainyard_shared::Secret;
+use url::Url;
+
+use super::*;
+use crate::tasks::transfers::RetryPolicy;
+use crate::tasks::transfers::test_server::{Reply, TestServer};
+
+const WEIGHTS: &[u8] = b"weights, not really";
+
+struct Machine {
+    folder: TempDir,
+    settings: ModelSettings,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut settings = ModelSettings::new(folder.path().join("models"));
+        settings.hub_cache = Some(folder.path().join("cache"));
+        settings.hub_offline = true;
+        Self { folder, settings }
+    }
+
+    fn with_hub(server: &TestServer) -> Self {
+        let mut machine = Self::new();
+        machine.settings.hub_offline = false;
+        machine.settings.hub_endpoint = Url::parse(&server.url("/mirror")).unwrap();
+        machine
+    }
+
+    fn put(&self, path: &str) -> PathBuf {
+        let path = self.folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, b"{}").unwrap();
+        path
+    }
+
+    fn put_model(&self, folder: &str) -> PathBuf {
+        for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+            self.put(&format!("{folder}/{file}"));
+        }
+        self.folder.path().join(folder)
+    }
+
+    async fn find(&self, model: &BaseModel) -> Result<PathBuf, String> {
+        let http = Http::new(RetryPolicy {
+            tries: 2,
+            first_delay: Duration::from_millis(1),
+            longest_delay: Duration::from_millis(1),
+        })
+        .unwrap();
+        ModelSource::new(self.settings.clone(), http)
+            .find(model, |_| {})
+            .await
+            .map_err(|error| error.to_string())
+    }
+}
+
+fn model(id: &str) -> BaseModel {
+    BaseModel {
+        huggingface_id: id.to_owned(),
+        download_urls: Vec::new(),
+    }
+}
+
+#[actix_rt::test]
+async fn a_folder_in_the_models_directory_comes_first() {
+    let machine = Machine::new();
+    let folder = machine.put_model("models/org/name");
+    machine.put("models/org/name.gguf");
+    assert_eq!(machine.find(&model("org/name")).await.unwrap(), folder);
+}
+
+#[actix_rt::test]
+async fn a_gguf_file_is_found_beside_and_inside_the_models_folder() {
+    let machine = Machine::new();
+    let beside = machine.put("models/org/one.gguf");
+    let inside = machine.put("models/org/two/anything-Q8_0.gguf");
+    assert_eq!(machine.find(&model("org/one")).await.unwrap(), beside);
+    assert_eq!(machine.find(&model("org/two")).await.unwrap(), inside);
+    machine.put("models/org/two/another.gguf");
+    let error = machine.find(&model("org/two")).await.unwrap_err();
+    assert!(error.contains("2 .gguf files"), "{error}");
+}
+
+#[actix_rt::test]
+async fn the_hubs_cache_is_read_at_the_revision_that_main_names() {
+    let machine = Machine::new();
+    machine.put_model("cache/models--org--name/snapshots/aaa");
+    let main = machine.put_model("cache/models--org--name/snapshots/bbb");
+    std::fs::create_dir_all(machine.folder.path().join("cache/models--org--name/refs")).unwrap();
+    std::fs::write(
+        machine
+            .folder
+            .path()
+            .join("cache/models--org--name/refs/main"),
+        "bbb\n",
+    )
+    .unwrap();
+    assert_eq!(machine.find(&model("org/name")).await.unwrap(), main);
+}
+
+#[actix_rt::test]
+async fn a_missing_model_is_told_with_every_place_that_was_tried() {
+    let machine = Machine::new();
+    machine.put("models/org/name/config.json");
+    let error = machine.find(&model("org/name")).await.unwrap_err();
+    for part in [
+        "org/name is not to be had",
+        "tokenizer.json is missing",
+        "name.gguf: not there",
+        "the platform: offers no files",
+        "HF_HUB_OFFLINE",
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+}
+
+#[actix_rt::test]
+async fn g044_a_name_never_leaves_the_models_directory() {
+    let machine = Machine::new();
+    machine.put_model("outside");
+    for id in [
+        "../outside",
+        "a/../../outside",
+        "/etc",
+        "a/b/c",
+        "a\\b",
+        "",
+        ".",
+        "..",
+        ".git/x",
+        "a/ b",
+    ] {
+        let error = machine.find(&model(id)).await.unwrap_err();
+        assert!(
+            error.contains("not one that a model can have"),
+            "{id}: {error}"
+        );
+    }
+}
+
+fn hub(number: usize, target: &str) -> Reply {
+    let digest = hex::encode(Sha256::digest(WEIGHTS));
+    match target {
+        "/mirror/api/models/org/name/revision/main" => Reply::new(200, r#"{"sha":"abc"}"#),
+        "/mirror/api/models/org/name/tree/abc" => Reply::new(
+            200,
+            format!(
+                r#"[{{"type":"file","path":"config.json","size":2,"oid":"x"}},
+                    {{"type":"directory","path":"onnx","size":0,"oid":"x"}},
+                    {{"type":"file","path":"tokenizer.json","size":2,"oid":"x"}},
+                    {{"type":"file","path":"model.safetensors","size":99,"oid":"x",
+                      "lfs":{{"oid":"{digest}","size":{},"pointerSize":1}}}}]"#,
+                WEIGHTS.len()
+            ),
+        ),
+        "/mirror/org/name/resolve/abc/model.safetensors" if number == 2 => Reply::new(503, ""),
+        "/mirror/org/name/resolve/abc/model.safetensors" => Reply::new(200, WEIGHTS),
+        "/mirror/org/name/resolve/abc/config.json"
+        | "/mirror/org/name/resolve/abc/tokenizer.json" => Reply::new(200, "{}"),
+        _ => Reply::new(404, r#"{"error":"Repository not found"}"#),
+    }
+}
+
+#[actix_rt::test]
+async fn a_model_is_fetched_from_the_hub_once_and_checked() {
+    let server = TestServer::start(|number, request| hub(number, &request.target)).await;
+    let mut machine = Machine::with_hub(&server);
+    machine.settings.hub_token = Some(Secret::from("hf_secret"));
+    let folder = machine.find(&model("org/name")).await.unwrap();
+    assert_eq!(folder, machine.settings.models_dir.join("org/name"));
+    assert_eq!(
+        std::fs::read(folder.join("model.safetensors")).unwrap(),
+        WEIGHTS
+    );
+    let requests = server.requests();
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.headers["authorization"] == "Bearer hf_secret")
+    );
+    assert_eq!(
+        requests.last().unwrap().target,
+        "/mirror/org/name/resolve/abc/config.json"
+    );
+    let count = requests.len();
+    machine.find(&model("org/name")).await.unwrap();
+    assert_eq!(
+        server.requests().len(),
+        count,
+        "the second time it is on this machine"
+    );
+    assert_eq!(installed(&machine.settings.models_dir), ["org/name"]);
+}
+
+#[actix_rt::test]
+async fn an_interrupted_fetch_goes_on_with_what_is_missing() {
+    let server = TestServer::start(|number, request| match request.target.as_str() {
+        "/mirror/org/name/resolve/abc/config.json" if number < 6 => Reply::new(404, ""),
+        target => hub(usize::MAX - number, target),
+    })
+    .await;
+    let machine = Machine::with_hub(&server);
+    machine.find(&model("org/name")).await.unwrap_err();
+    let first = server.requests().len();
+    machine.find(&model("org/name")).await.unwrap();
+    let again: Vec<String> = server.requests()[first..]
+        .iter()
+        .map(|request| request.target.clone())
+        .filter(|target| target.contains("resolve"))
+        .collect();
+    assert_eq!(again, ["/mirror/org/name/resolve/abc/config.json"]);
+}
+
+#[actix_rt::test]
+async fn a_gated_model_is_explained() {
+    let server =
+        TestServer::start(|_, _| Reply::new(401, r#"{"error":"Access restricted"}"#)).await;
+    let machine = Machine::with_hub(&server);
+    let error = machine.find(&model("org/gated")).await.unwrap_err();
+    assert!(
+        error.contains("Access restricted") && error.contains("HF_TOKEN"),
+        "{error}"
+    );
+}
+
+#[actix_rt::test]
+async fn files_that_the_platform_offers_are_taken_before_the_hub_is_asked() {
+    let server = TestServer::start(|_, _| Reply::new(200, "{}")).await;
+    let machine = Machine::new();
+    let mut wanted = model("org/name");
+    for key in ["config.json", "model.safetensors", "tokenizer.json"] {
+        wanted.download_urls.push(DownloadUrl {
+            key: format!("models/base/{key}"),
+            url: Secret::from(server.url(&format!("/{key}"))),
+        });
+    }
+    machine.find(&wanted).await.unwrap();
+    assert_eq!(server.requests().last().unwrap().target, "/config.json");
+}
