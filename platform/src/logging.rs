@@ -1,6 +1,8 @@
 //! Owns what is logged and how. Crates of others never log below `info`: their debug lines may hold headers
 //! and queries, and with them secrets.
 
+use std::io::IsTerminal;
+
 use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{FilterExt, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
@@ -22,7 +24,9 @@ fn layer<W>(config: &Config, writer: W) -> impl Layer<Registry> + use<W>
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let lines = fmt::layer::<Registry>().with_writer(writer);
+    let lines = fmt::layer::<Registry>()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(writer);
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match config.log_format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),
