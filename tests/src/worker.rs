@@ -32,6 +32,7 @@ impl Worker {
             ("RECONNECT_DELAY", "0.2"),
             ("HF_HUB_OFFLINE", "1"),
             ("DEVICE", "cpu"),
+            ("BENCHMARK_SECONDS", "0.5"),
             ("LOG", "info"),
         ]
         .iter()
