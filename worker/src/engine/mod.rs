@@ -2,7 +2,9 @@
 //!
 //! A library without messages or network: the worker's tasks drive it and turn its events into messages.
 
+pub mod adapter;
 pub mod chat_template;
+pub mod data;
 pub mod device;
 mod error;
 pub mod gguf;
