@@ -101,6 +101,7 @@ pub fn configure(app: &mut web::ServiceConfig) {
         app.service(resource.default_service(web::to(move || method_not_allowed(allowed.clone()))));
     }
     app.service(openapi::page());
+    app.service(web::redirect("/api/docs", "docs/"));
     app.default_service(web::to(no_such_path));
 }
 

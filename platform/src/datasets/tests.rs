@@ -138,12 +138,12 @@ async fn uploads_that_cannot_be_taken_are_refused_by_what_is_wrong() {
     let platform = Platform::start(&[("MAX_UPLOAD_BYTES", "1000")]).await;
     let admin = platform.admin().await;
     for (query, field) in [
-        ("format=jsonl", "query"),
+        ("format=jsonl", "name"),
         ("name=", "name"),
         ("name=x&format=csv", "format"),
         ("name=x&name=y", "name"),
         ("name=x&max_bad_rows=-1", "query"),
-        ("name=x&nmae=y", "query"),
+        ("name=x&nmae=y", "nmae"),
     ] {
         let (status, refused) = admin.upload(query, CHAT).await;
         assert_eq!(

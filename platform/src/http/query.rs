@@ -5,7 +5,8 @@ use serde::de::DeserializeOwned;
 use std::collections::HashSet;
 use std::future::{Ready, ready};
 
-use crate::error::{ApiError, FieldProblem};
+use super::strict_json::named_field;
+use crate::error::ApiError;
 
 /// The parsed query of a request. Types are expected to deny unknown fields.
 pub struct StrictQuery<T>(pub T);
@@ -28,10 +29,11 @@ fn parse<T: DeserializeOwned>(query: &str) -> Result<StrictQuery<T>, ApiError> {
     }
     match web::Query::<T>::from_query(query) {
         Ok(parsed) => Ok(StrictQuery(parsed.into_inner())),
-        Err(error) => Err(ApiError::invalid(vec![FieldProblem::new(
-            "query",
-            reason(&error),
-        )])),
+        Err(error) => {
+            let message = reason(&error);
+            let field = named_field(&message).unwrap_or_else(|| "query".to_owned());
+            Err(ApiError::invalid_field(&field, message))
+        }
     }
 }
 

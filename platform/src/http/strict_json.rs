@@ -99,7 +99,7 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<StrictJson<T>, ApiError> {
 }
 
 /// The field that serde names in a message about one that is missing or unknown.
-fn named_field(message: &str) -> Option<String> {
+pub(super) fn named_field(message: &str) -> Option<String> {
     let named = ["missing field `", "unknown field `", "duplicate field `"];
     let rest = named.iter().find_map(|start| message.strip_prefix(start))?;
     rest.split('`').next().map(str::to_owned)

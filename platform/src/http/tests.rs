@@ -161,6 +161,27 @@ async fn the_platform_shows_that_it_is_alive_ready_and_described() {
     let (status, page) = get("/api/docs/").await;
     assert_eq!(status, 200);
     assert!(page.as_str().unwrap().contains("swagger-ui"));
+    let bare = platform
+        .request(Method::GET, "/api/docs")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(
+        (bare.status().as_u16(), &bare.headers()[header::LOCATION]),
+        (307, &"docs/".parse().unwrap())
+    );
+    let head = platform
+        .request(Method::HEAD, "/healthz")
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(
+        (
+            head.status().as_u16(),
+            &head.headers()[header::CONTENT_LENGTH]
+        ),
+        (200, &"15".parse().unwrap())
+    );
 }
 
 #[actix_web::test]

@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 
+use super::super::object_store::StoredObject;
+use super::writer::RESERVED_BYTES;
 use super::*;
 
 const SHA256_OF_HELLO: &str = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
@@ -191,9 +193,7 @@ async fn g041_a_full_disk_is_told_apart_and_heals() {
 async fn g041_space_that_ends_within_an_object_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_in(folder.path());
-    let mut writer = store
-        .begin(&key("big"), Expected::at_most(1 << 30))
-        .unwrap();
+    let mut writer = LocalWriter::begin(&store, &key("big"), Expected::at_most(1 << 30)).unwrap();
     // Every write to this device fails as one to a full disk does.
     let full = fs::OpenOptions::new()
         .write(true)
@@ -219,7 +219,7 @@ async fn g043_unfinished_files_of_a_crash_are_removed_at_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
     let store = store_in(folder.path());
     put(&store, "a/whole", b"whole").await.unwrap();
-    let writer = store.begin(&key("a/half"), Expected::at_most(10)).unwrap();
+    let writer = LocalWriter::begin(&store, &key("a/half"), Expected::at_most(10)).unwrap();
     std::mem::forget(writer.partial);
     assert_eq!(files(&store), 2);
     let again = store_in(folder.path());
