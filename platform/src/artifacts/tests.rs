@@ -193,7 +193,7 @@ async fn leave_to_store_is_given_for_well_formed_requests_only() {
     assert_eq!(worker.post("/api/worker/uploads", large).await.0, 413);
 }
 
-/// G044: what a worker calls its files and folders never leaves its job's own.
+/// Promise P7, G044: what a worker calls its files and folders never leaves its job's own.
 #[test]
 fn g044_only_keys_below_the_job_s_own_folders_are_its_own() {
     for own in [

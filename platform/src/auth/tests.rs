@@ -277,6 +277,7 @@ async fn an_api_token_ends_when_it_says() {
     assert_eq!(found, (true, false));
 }
 
+/// Promise P5: what is stored gives no token and no password away.
 #[actix_web::test]
 async fn tokens_and_passwords_are_nowhere_in_the_data_folder() {
     let platform = Platform::start(&[]).await;

@@ -79,6 +79,7 @@ async fn an_object_is_kept_with_its_digest_and_read_wholly_or_in_part() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
+/// Promise P4: nothing of an unfinished file is ever seen.
 #[tokio::test]
 async fn an_object_is_invisible_until_it_is_finished_and_gone_when_it_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
@@ -119,6 +120,7 @@ async fn a_new_version_replaces_the_old_one_only_when_it_is_whole() {
     assert_eq!(files(&store), 1);
 }
 
+/// Promise P4: a file that is not what was announced never appears.
 #[tokio::test]
 async fn other_bytes_than_those_announced_leave_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -227,7 +229,7 @@ async fn g043_unfinished_files_of_a_crash_are_removed_at_the_next_start() {
     assert_eq!(read(&again, "a/whole", None).await, b"whole");
 }
 
-/// G044: a link within the root leads nowhere, for reading, writing, listing and deleting alike.
+/// Promise P7, G044: a link within the root leads nowhere, for reading, writing, listing and deleting alike.
 #[tokio::test]
 async fn g044_links_within_the_root_are_not_followed() {
     let folder = tempfile::tempdir().unwrap();
