@@ -103,6 +103,7 @@ async fn g037_id_beyond_what_a_double_holds_matches_no_neighbour() {
     admin.get("/api/jobs/one").await.refused(400);
 }
 
+/// Promise P10.
 #[tokio::test]
 async fn g038_field_of_the_wrong_type_is_one_error_that_names_it_and_changes_nothing() {
     let (_platform, admin, mut worker, job_id) = running_job().await;

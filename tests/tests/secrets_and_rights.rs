@@ -21,6 +21,7 @@ async fn job_of(user: &Client) -> i64 {
     user.job(job).await
 }
 
+/// Promise P5.
 #[tokio::test]
 async fn g022_no_secret_is_ever_logged_not_even_at_trace_level() {
     let platform = Platform::start_with(&[("LOG", "trace")]).await;

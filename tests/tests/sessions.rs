@@ -66,6 +66,7 @@ async fn g001_late_death_of_a_replaced_socket_changes_nothing_about_the_worker()
     assert!(offline.is_none(), "{offline:?}");
 }
 
+/// Promise P1.
 #[tokio::test]
 async fn g002_two_processes_of_one_identity_leave_one_current_session_and_one_attempt() {
     let platform = Platform::start().await;
