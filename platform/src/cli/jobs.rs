@@ -92,7 +92,10 @@ pub async fn run(
                 list_in_words,
             )?;
         }
-        Command::Show { id } => show(id, platform, output).await?,
+        Command::Show { id } => {
+            let job = platform.get(&["api", "jobs", &id.to_string()], &[]).await?;
+            output.result(&job, job_in_words)?;
+        }
         Command::Logs { id } => {
             let log = platform
                 .all(&["api", "jobs", &id.to_string(), "logs"], &[])
@@ -134,20 +137,6 @@ impl Status {
             Self::Stopped => "stopped",
         }
     }
-}
-
-async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliError> {
-    let id = id.to_string();
-    let mut job = platform.get(&["api", "jobs", &id], &[]).await?;
-    let checkpoints = platform
-        .all(&["api", "jobs", &id, "checkpoints"], &[])
-        .await?;
-    let artifacts = platform
-        .all(&["api", "jobs", &id, "artifacts"], &[])
-        .await?;
-    job["checkpoints"] = json!(items(&checkpoints));
-    job["artifacts"] = json!(items(&artifacts));
-    output.result(&job, job_in_words)
 }
 
 fn print_log(log: &Value, output: &Output) -> Result<(), CliError> {

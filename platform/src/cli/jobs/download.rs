@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
-use crate::cli::output::{Output, bytes, items};
+use crate::cli::output::{Output, bytes, cell, items, remark};
 
 /// Options of `jobs download`.
 #[derive(Args)]
@@ -36,8 +36,15 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
     let list = platform
         .all(&["api", "jobs", &id, "artifacts"], &[])
         .await?;
-    let artifacts = items(&list)
+    // What is not verified was named by a worker and never stored here.
+    let (stored, named): (Vec<_>, Vec<_>) = items(&list)
         .iter()
+        .partition(|artifact| artifact["verified"] != false);
+    for artifact in named {
+        remark(&format!("not stored here: {}", cell(artifact, "/path")));
+    }
+    let artifacts = stored
+        .into_iter()
         .map(Artifact::read)
         .collect::<Result<Vec<_>, _>>()?;
     if artifacts.is_empty() {
