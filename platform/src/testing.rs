@@ -157,3 +157,15 @@ pub(crate) async fn answer(response: Response) -> (StatusCode, Value) {
     };
     (status, value)
 }
+
+/// Waits until a condition holds that another task brings about.
+pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
+    while !holds().await {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{what} did not come about"
+        );
+        tokio::task::yield_now().await;
+    }
+}

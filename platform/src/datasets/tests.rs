@@ -5,7 +5,7 @@ use serde_json::json;
 use std::path::Path;
 use tokio::io::AsyncWriteExt;
 
-use crate::testing::{Platform, answer};
+use crate::testing::{Platform, answer, eventually};
 
 const CHAT: &str =
     r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
@@ -32,18 +32,6 @@ async fn listed(session: &crate::testing::Session<'_>) -> usize {
         .as_array()
         .unwrap()
         .len()
-}
-
-/// Waits until a condition holds that another task brings about.
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(10);
-    while !holds().await {
-        assert!(
-            tokio::time::Instant::now() < deadline,
-            "{what} did not come about"
-        );
-        tokio::task::yield_now().await;
-    }
 }
 
 #[actix_web::test]

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use crate::testing::{Platform, answer};
+use crate::server::AppState;
+use crate::testing::{Platform, answer, eventually};
 
 /// Sends raw bytes and gives what came back until the connection was closed or reset.
 async fn raw(platform: &Platform, request: String) -> String {
@@ -260,4 +261,41 @@ async fn a_connection_that_never_asks_is_closed() {
     let answer = raw(&platform, "GET /healthz HTTP/1.1\r\nHost".to_owned()).await;
     assert!(!answer.contains("200 OK"), "{answer}");
     assert!(started.elapsed() < Duration::from_secs(20));
+}
+
+/// Stopping lets a request end that has begun, and takes no new one.
+#[actix_web::test]
+async fn a_request_that_has_begun_ends_before_the_platform_stops() {
+    let platform = Platform::start(&[]).await;
+    let admin = platform.admin().await;
+    let (send, mut receive) = tokio::sync::mpsc::channel::<std::io::Result<&str>>(1);
+    let body = futures_util::stream::poll_fn(move |context| receive.poll_recv(context));
+    let upload = admin
+        .request(Method::POST, "/api/datasets?name=x")
+        .body(reqwest::Body::wrap_stream(body))
+        .send();
+    let upload = tokio::spawn(upload);
+    // The second piece is taken only once the first one is on its way.
+    send.send(Ok("{\"text\":\"a\"}\n")).await.unwrap();
+    send.send(Ok("{\"text\":\"b\"}\n")).await.unwrap();
+    let uploading = platform.server.state.clone();
+    eventually("the upload", async || is_uploading(&uploading).await).await;
+    drop(admin);
+    let stopping = tokio::task::spawn_local(platform.stop());
+    send.send(Ok("{\"text\":\"c\"}\n")).await.unwrap();
+    drop(send);
+    let (status, made) = answer(upload.await.unwrap().unwrap()).await;
+    assert_eq!((status.as_u16(), made["rows"].as_i64()), (201, Some(3)));
+    stopping.await.unwrap();
+}
+
+async fn is_uploading(state: &AppState) -> bool {
+    use crate::database::DatabaseError;
+    use crate::database::schema::datasets;
+    use diesel::prelude::*;
+    let count = state
+        .database
+        .read::<i64, DatabaseError, _>(|c| Ok(datasets::table.count().get_result(c)?))
+        .await;
+    count.unwrap() > 0
 }
