@@ -1,5 +1,5 @@
-//! Owns what is logged and how. Crates of others never log below `info`: their debug lines may hold headers
-//! and queries, and with them secrets.
+//! Owns what is logged and how. Crates of others log warnings and errors only: their other lines may hold
+//! headers and queries, and with them secrets.
 
 use std::io::IsTerminal;
 
@@ -36,7 +36,7 @@ where
 }
 
 fn may_be_logged(metadata: &Metadata<'_>) -> bool {
-    *metadata.level() <= Level::INFO || metadata.target().starts_with("trainyard")
+    *metadata.level() <= Level::WARN || metadata.target().starts_with("trainyard")
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa_swagger_ui::SwaggerUi;
 
-/// Where the description lies.
-const DOCUMENT_PATH: &str = "/api/openapi.json";
+/// Where the description lies, as seen from the page: a proxy may serve both below a path of its own.
+const DOCUMENT_FROM_PAGE: &str = "../openapi.json";
 
 #[derive(OpenApi)]
 #[openapi(
@@ -67,7 +67,7 @@ pub async fn document() -> HttpResponse {
 
 /// The page at `/api/docs/`.
 pub fn page() -> SwaggerUi {
-    SwaggerUi::new("/api/docs/{_:.*}").config(utoipa_swagger_ui::Config::from(DOCUMENT_PATH))
+    SwaggerUi::new("/api/docs/{_:.*}").config(utoipa_swagger_ui::Config::from(DOCUMENT_FROM_PAGE))
 }
 
 #[cfg(test)]
