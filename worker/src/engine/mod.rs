@@ -4,6 +4,7 @@
 
 pub mod adapter;
 pub mod chat_template;
+pub mod checkpoint;
 pub mod data;
 pub mod device;
 mod error;
@@ -12,6 +13,7 @@ pub mod gguf;
 mod golden;
 pub mod model;
 pub mod ops;
+pub mod optimizer;
 pub mod random;
 pub mod schedule;
 pub mod tokenizer;

@@ -50,8 +50,20 @@ pub fn save(
     config: &AdapterConfig,
     model: &ModelConfig,
 ) -> Result<(), EngineError> {
+    save_tensors(folder, &named_tensors(adapter, model), config, model)
+}
+
+/// As [`save`], from tensors under PEFT's names.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_tensors(
+    folder: &Path,
+    tensors: &[NamedTensor<'_>],
+    config: &AdapterConfig,
+    model: &ModelConfig,
+) -> Result<(), EngineError> {
     let weights = folder.join(ADAPTER_WEIGHTS);
-    let tensors = named_tensors(adapter, model);
     if let Some((name, ..)) = tensors
         .iter()
         .find(|(.., values)| values.iter().any(|x| !x.is_finite()))
@@ -71,7 +83,12 @@ pub fn save(
     let text = serde_json::to_string_pretty(&json).expect("JSON values are written") + "\n";
     let path = folder.join(ADAPTER_CONFIG);
     std::fs::write(&path, text).map_err(|error| EngineError::io("write", &path, error))?;
-    write_tensors(&weights, &tensors)
+    write_tensors(&weights, tensors)
+}
+
+/// The name in PEFT's files of a parameter such as `model.layers.0.self_attn.q_proj.lora_A`.
+pub fn peft_name(parameter: &str) -> String {
+    format!("{PREFIX}{parameter}.weight")
 }
 
 /// Writes tensors as f32 into a safetensors file.

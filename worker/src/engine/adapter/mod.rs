@@ -6,7 +6,11 @@ mod fresh;
 mod targets;
 
 pub use config::AdapterConfig;
-pub use files::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, load, named_tensors, save};
+pub use files::{
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, load, named_tensors, peft_name, save,
+    save_tensors,
+};
+pub(crate) use files::{read_tensor, write_tensors};
 pub use fresh::fresh;
 
 #[cfg(test)]
