@@ -16,7 +16,10 @@ use actix_web::{FromRequest, Handler, HttpRequest, HttpResponse, Responder, Resp
 use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
-use crate::{artifacts, auth, datasets, enrollment_keys, health, openapi, storage, users};
+use crate::{
+    artifacts, auth, dashboards, datasets, enrollment_keys, health, jobs, openapi, storage, users,
+    workers,
+};
 
 pub use access_log::access_log;
 pub use page::{Page, PageQuery};
@@ -61,6 +64,36 @@ pub fn routes() -> Vec<Route> {
         // Files of workers
         post("/api/worker/uploads", artifacts::routes::grant_upload),
         get("/api/worker/downloads", artifacts::routes::grant_download),
+        // Workers
+        get("/api/workers", workers::routes::list),
+        get("/api/workers/{id}", workers::routes::get),
+        patch("/api/workers/{id}", workers::routes::rename),
+        delete("/api/workers/{id}", workers::routes::delete),
+        post("/api/workers/{id}/drain", workers::routes::drain),
+        post("/api/workers/{id}/resume", workers::routes::resume),
+        post("/api/workers/{id}/rotate-key", workers::routes::rotate_key),
+        // Jobs
+        get("/api/jobs", jobs::routes::list),
+        post("/api/jobs", jobs::routes::create),
+        get("/api/jobs/{id}", jobs::routes::get),
+        delete("/api/jobs/{id}", jobs::routes::delete),
+        post("/api/jobs/{id}/stop", jobs::routes::stop),
+        post("/api/jobs/{id}/resume", jobs::routes::resume),
+        get("/api/jobs/{id}/metrics", jobs::history_routes::metrics),
+        get("/api/jobs/{id}/events", jobs::history_routes::events),
+        get("/api/jobs/{id}/logs", jobs::history_routes::logs),
+        get(
+            "/api/jobs/{id}/checkpoints",
+            jobs::history_routes::checkpoints,
+        ),
+        get("/api/jobs/{id}/artifacts", jobs::history_routes::artifacts),
+        get(
+            "/api/jobs/{id}/artifacts/{path:.*}",
+            jobs::history_routes::artifact,
+        ),
+        // Sockets
+        get("/ws/worker", workers::socket::open),
+        get("/ws/user/{id}", dashboards::socket::open),
         // Local storage
         get("/storage/{key:.*}", storage::routes::download),
         put("/storage/{key:.*}", storage::routes::upload),

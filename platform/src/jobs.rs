@@ -1,9 +1,19 @@
 //! Jobs: what becomes of them, who runs them, how they are stored and shown.
 
+pub mod actor;
 pub mod commit;
+pub mod directory;
 pub mod event;
 pub mod failure;
 pub mod history;
+pub mod history_routes;
+pub mod news;
+mod orders;
 pub mod progress;
+pub mod routes;
 pub mod state;
 pub mod store;
+#[cfg(test)]
+mod tests;
+mod view;
+mod waiting;

@@ -1,9 +1,11 @@
 //! Trainyard's platform: the server that workers and dashboards connect to.
 
+pub mod actors;
 pub mod artifacts;
 pub mod auth;
 pub mod clock;
 pub mod config;
+pub mod dashboards;
 pub mod database;
 pub mod datasets;
 pub mod enrollment_keys;

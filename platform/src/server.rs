@@ -12,9 +12,11 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use url::Url;
 
+use crate::actors::{Actors, RunningActors};
 use crate::auth::rate_limit::FailureLimiter;
 use crate::auth::{Revocations, SecretKey};
 use crate::config::Config;
+use crate::dashboards::socket::carry_revocations;
 use crate::database::{Database, DatabaseError};
 use crate::error::ApiError;
 use crate::storage::{LocalStore, ObjectStore, UrlSigner};
@@ -52,6 +54,8 @@ pub struct AppState {
     pub login_failures: FailureLimiter,
     /// Failed authentications of workers.
     pub worker_failures: FailureLimiter,
+    /// Sockets, jobs, workers: everything that lives.
+    pub actors: Actors,
 }
 
 /// A platform that serves requests.
@@ -66,6 +70,8 @@ pub struct RunningServer {
     pub state: web::Data<AppState>,
     handle: ServerHandle,
     serving: JoinHandle<io::Result<()>>,
+    actors: RunningActors,
+    revocations: JoinHandle<()>,
     _lock: DataDirLock,
 }
 
@@ -105,7 +111,7 @@ pub enum StartError {
 /// Starts the platform and returns once it accepts connections. Needs a running actix system.
 ///
 /// Order: data folder and its lock; address; secret key; database; object store and what crashes left in it;
-/// the first administrator; the server.
+/// the first administrator; the actors; the server.
 ///
 /// # Errors
 /// [`StartError`]; nothing is left running.
@@ -143,16 +149,27 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     datasets::remove_unfinished(&database, storage.as_ref()).await?;
     let first_admin = first_admin::make_if_none(&database, &config).await?;
 
+    let config = Arc::new(config);
+    let (actors, running_actors) =
+        Actors::start(config.clone(), database.clone(), storage.clone()).await?;
+    let revocations = Revocations::default();
+    let carrying = tokio::spawn(carry_revocations(
+        actors.clone(),
+        database.clone(),
+        revocations.clone(),
+    ));
+
     let state = web::Data::new(AppState {
-        config: Arc::new(config),
+        config,
         public_url: public_url.clone(),
         database,
         storage,
         url_signer,
         secret,
-        revocations: Revocations::default(),
+        revocations,
         login_failures: FailureLimiter::default(),
         worker_failures: FailureLimiter::default(),
+        actors,
     });
     let shared = state.clone();
     let server = HttpServer::new(move || {
@@ -182,17 +199,22 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         state,
         handle,
         serving,
+        actors: running_actors,
+        revocations: carrying,
         _lock: lock,
     })
 }
 
 impl RunningServer {
-    /// Stops in order: no new connections; open requests end (within ten seconds); the data folder is released.
+    /// Stops in order: no new connections, and sockets are closed; open requests end (within ten seconds); what
+    /// is buffered is written; the data folder is released.
     pub async fn stop(self) {
-        self.handle.stop(true).await;
+        tokio::join!(self.handle.stop(true), self.actors.end_sessions());
         if let Ok(Err(error)) = self.serving.await {
             tracing::error!(%error, "server ended with an error");
         }
+        self.revocations.abort();
+        self.actors.stop().await;
         tracing::info!("platform stopped");
     }
 }

@@ -1,5 +1,7 @@
 //! A platform of its own for each test: a fresh folder, a free port, a client that knows its address.
 
+pub(crate) mod sockets;
+
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;

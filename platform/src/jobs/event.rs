@@ -4,7 +4,7 @@ use trainyard_shared::JobStatus;
 use trainyard_shared::ids::WorkerId;
 use trainyard_shared::message::{
     CheckpointSavedData, JobCompletedData, JobFailedData, JobStartedData, JobStoppedData,
-    TrainingProgressData,
+    TrainingProgressData, WorkerLogData,
 };
 
 use super::state::JobState;
@@ -61,6 +61,8 @@ pub enum Report {
     Failed(JobFailedData),
     /// `job_stopped`
     Stopped(JobStoppedData),
+    /// `worker_log`
+    Logged(WorkerLogData),
 }
 
 /// What must be done, in this order of kinds.
@@ -127,6 +129,8 @@ pub enum News {
     CheckpointSaved(CheckpointSavedData),
     /// `job_completed`
     Completed(JobCompletedData),
+    /// `worker_log`
+    Logged(WorkerLogData),
     /// `training_failed`, with the failure of the new state.
     Failed {
         /// Step of the newest checkpoint.
@@ -141,19 +145,19 @@ pub enum Command {
     Start(WorkerId),
     /// `stop_training` to the worker.
     Stop(WorkerId),
-    /// The job waits for a worker (dispatcher).
+    /// The job waits for a worker: the dispatcher is to look.
     Enqueue,
-    /// The job does not wait any more (dispatcher).
-    Dequeue,
-    /// The worker has no part in the job any more (dispatcher).
+    /// The worker has no part in the job any more: the supervisor is to know.
     Release {
         /// That worker.
         worker: WorkerId,
         /// Whether the worker itself said so, and is free therefore.
         said_by_worker: bool,
     },
-    /// A metric point is to be kept; its content is that of the event.
+    /// The metric point that the event brought is to be kept.
     KeepPoint,
+    /// The line of the log that the event brought is to be kept.
+    KeepLine,
 }
 
 /// How an event was taken.
@@ -235,6 +239,10 @@ impl StepBuilder {
     pub(super) fn send(mut self, command: Command) -> Self {
         self.effects.push(Effect::Send(command));
         self
+    }
+
+    pub(super) fn send_all(self, commands: impl IntoIterator<Item = Command>) -> Self {
+        commands.into_iter().fold(self, Self::send)
     }
 
     pub(super) fn done(self) -> Outcome {

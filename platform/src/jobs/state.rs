@@ -276,7 +276,6 @@ impl JobState {
                 next.phase = Phase::Stopped;
                 self.step(next, TransitionKind::Stopped, String::new())
                     .publish(News::Update)
-                    .send(Command::Dequeue)
                     .done()
             }
             Phase::Assigned { worker, .. } | Phase::Running { worker, .. } => {
@@ -313,6 +312,10 @@ impl JobState {
             Report::Started(data) => self.started(worker, data),
             Report::Progress(data) => self.progressed(worker, &data),
             Report::CheckpointSaved(data) => self.checkpoint_saved(worker, data),
+            Report::Logged(data) => StepBuilder::passing(self.clone())
+                .publish(News::Logged(data))
+                .send(Command::KeepLine)
+                .done(),
             _ if self.phase.worker().is_none() => self.ignored("the job has ended"),
             Report::Completed(data) => self.completed(worker, data),
             Report::Failed(data) => self.failed_by_worker(data),
@@ -468,16 +471,19 @@ impl JobState {
             said_by_worker,
         };
         let detail = format!("{}: {}", failure.kind, failure.error);
-        let never_started = failure.kind == FailureKind::NotStarted;
-        let step = if self.retries_left > 0 && is_worth_a_retry(failure.kind) {
+        // Should it begin after all, it would train for nobody.
+        let stop = (failure.kind == FailureKind::NotStarted).then_some(Command::Stop(worker));
+        if self.retries_left > 0 && is_worth_a_retry(failure.kind) {
             let mut next = self.next_attempt();
             next.retries_left = self.retries_left - 1;
             next.failure = Some(failure);
             let detail = format!("{detail}; {}", resume_detail(&next));
             self.step(next, TransitionKind::Retried, detail)
                 .publish(News::Update)
+                .send_all(stop)
                 .send(release)
                 .send(Command::Enqueue)
+                .done()
         } else {
             let mut next = self.clone();
             next.phase = Phase::Failed;
@@ -489,13 +495,9 @@ impl JobState {
                 .publish(News::Failed {
                     last_checkpoint_step,
                 })
+                .send_all(stop)
                 .send(release)
-        };
-        // Should it begin after all, it would train for nobody.
-        if never_started {
-            step.send(Command::Stop(worker)).done()
-        } else {
-            step.done()
+                .done()
         }
     }
 

@@ -1,0 +1,149 @@
+//! The platform's actors: how they are started, how they reach each other, how they end.
+//!
+//! All but the sessions run on one thread of their own; the sessions run on the threads of the HTTP server.
+//! Who waits for whom: sessions wait for jobs and the supervisor; the dispatcher waits for the supervisor and
+//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer. The supervisor, the
+//! dashboards and the metrics writer wait for nobody, so no circle can close.
+
+use std::sync::Arc;
+
+use actix::prelude::*;
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::dashboards::hub::{self, Dashboards};
+use crate::database::{Database, DatabaseError};
+use crate::jobs::directory::JobDirectory;
+use crate::metrics::writer::{self, MetricsWriter};
+use crate::storage::ObjectStore;
+use crate::workers::dispatcher::Dispatcher;
+use crate::workers::supervisor::{self, Supervisor};
+
+/// What the actors reach. Cheap to clone.
+#[derive(Clone)]
+pub struct Actors {
+    inner: Arc<Inner>,
+}
+
+/// See [`Actors`].
+pub struct Inner {
+    /// The settings.
+    pub config: Arc<Config>,
+    /// The clock of all timing decisions.
+    pub clock: Clock,
+    /// The database.
+    pub database: Database,
+    /// The object store.
+    pub storage: Arc<dyn ObjectStore>,
+    /// The directory of workers.
+    pub supervisor: Addr<Supervisor>,
+    /// Gives jobs to workers.
+    pub dispatcher: Addr<Dispatcher>,
+    /// Who watches what.
+    pub dashboards: Addr<Dashboards>,
+    /// Writes metric points.
+    pub metrics: Addr<MetricsWriter>,
+    /// The jobs' actors.
+    pub jobs: JobDirectory,
+}
+
+impl std::ops::Deref for Actors {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.inner
+    }
+}
+
+/// Holds the actors' thread; see [`RunningActors::stop`].
+pub struct RunningActors {
+    actors: Actors,
+    arbiter: Arbiter,
+}
+
+impl Actors {
+    /// Starts all actors over what the database holds.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn start(
+        config: Arc<Config>,
+        database: Database,
+        storage: Arc<dyn ObjectStore>,
+    ) -> Result<(Self, RunningActors), DatabaseError> {
+        let arbiter = Arbiter::new();
+        let handle = arbiter.handle();
+        let (give, given) = tokio::sync::oneshot::channel();
+        arbiter.spawn_fn(move || {
+            let supervisor = Context::<Supervisor>::new();
+            let dispatcher = Context::<Dispatcher>::new();
+            let dashboards = Context::<Dashboards>::new();
+            let metrics = Context::<MetricsWriter>::new();
+            let actors = Self {
+                inner: Arc::new(Inner {
+                    config,
+                    clock: Clock::start(),
+                    database: database.clone(),
+                    storage,
+                    supervisor: supervisor.address(),
+                    dispatcher: dispatcher.address(),
+                    dashboards: dashboards.address(),
+                    metrics: metrics.address(),
+                    jobs: JobDirectory::new(handle),
+                }),
+            };
+            supervisor.run(Supervisor::new(actors.clone()));
+            dispatcher.run(Dispatcher::new(actors.clone()));
+            dashboards.run(Dashboards::default());
+            metrics.run(MetricsWriter::new(database));
+            // Only fails when the platform's start was given up.
+            let _ = give.send(actors);
+        });
+        let actors = given.await.map_err(|_| DatabaseError::Stopped)?;
+        let running = RunningActors {
+            actors: actors.clone(),
+            arbiter,
+        };
+        actors.take_up_work().await?;
+        Ok((actors, running))
+    }
+
+    /// Goes on from what the database holds: workers are known, those that have a job are waited for, and the
+    /// jobs that are with one watch their deadlines.
+    async fn take_up_work(&self) -> Result<(), DatabaseError> {
+        let held = self.database.read(crate::jobs::store::with_workers).await?;
+        let workers = self.database.read(crate::workers::store::all).await?;
+        let known = supervisor::TakeUp {
+            workers,
+            held: held.iter().map(|(job, worker)| (*worker, *job)).collect(),
+        };
+        self.supervisor
+            .send(known)
+            .await
+            .map_err(|_| DatabaseError::Stopped)?;
+        for (job, _) in held {
+            self.jobs.wake(self, job).await?;
+        }
+        Ok(())
+    }
+}
+
+impl RunningActors {
+    /// Closes all sockets with 1001.
+    pub async fn end_sessions(&self) {
+        // A mailbox that is closed already has nothing left to end.
+        let _ = self.actors.supervisor.send(supervisor::Shutdown).await;
+        let _ = self.actors.dashboards.send(hub::Shutdown).await;
+    }
+
+    /// Writes what is buffered and ends the actors' thread.
+    pub async fn stop(self) {
+        if let Ok(Err(error)) = self.actors.metrics.send(writer::Flush).await {
+            tracing::error!(%error, "the last metric points were not written");
+        }
+        self.arbiter.stop();
+        if self.arbiter.join().is_err() {
+            tracing::error!("the actors' thread panicked");
+        }
+    }
+}

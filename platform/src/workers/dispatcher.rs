@@ -1,0 +1,112 @@
+//! Gives waiting jobs to free workers.
+//!
+//! 1. Whatever may have changed who waits or who is free pokes the dispatcher.
+//! 2. It reads the queue from the database and the free workers from the supervisor, and pairs them by the
+//!    rules in [`super::placement`].
+//! 3. For each pair: the worker is claimed at the supervisor, so that it cannot be taken twice; the job is
+//!    assigned; if that is refused (it was stopped meanwhile), the claim is given back.
+//! 4. A poke that comes meanwhile makes it look once more.
+
+use std::time::Duration;
+
+use actix::prelude::*;
+
+use super::placement::place;
+use super::supervisor::{Claim, GetFree, Unclaim};
+use crate::actors::Actors;
+use crate::database::DatabaseError;
+use crate::jobs::event::{Answer, Event};
+use crate::jobs::store;
+
+/// How long to wait after the queue could not be read.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// The actor.
+pub struct Dispatcher {
+    actors: Actors,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Resting,
+    Looking,
+    LookingAndPoked,
+}
+
+/// Look whether a job can be given to a worker.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Poke;
+
+impl Dispatcher {
+    /// A dispatcher that rests.
+    pub fn new(actors: Actors) -> Self {
+        Self {
+            actors,
+            state: State::Resting,
+        }
+    }
+
+    fn look(&mut self, context: &mut Context<Self>) {
+        self.state = State::Looking;
+        let round = dispatch(self.actors.clone()).into_actor(self);
+        context.spawn(round.map(|outcome, dispatcher, context| {
+            let poked = dispatcher.state == State::LookingAndPoked;
+            dispatcher.state = State::Resting;
+            match outcome {
+                Ok(()) if poked => dispatcher.look(context),
+                Ok(()) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "the queue could not be read");
+                    context.notify_later(Poke, RETRY_DELAY);
+                }
+            }
+        }));
+    }
+}
+
+async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
+    let Ok(free) = actors.supervisor.send(GetFree).await else {
+        return Ok(());
+    };
+    if free.is_empty() {
+        return Ok(());
+    }
+    let (waiting, shares) = actors.database.read(store::queue).await?;
+    for (job, worker) in place(&waiting, &free, &shares) {
+        if !matches!(
+            actors.supervisor.send(Claim { worker, job }).await,
+            Ok(true)
+        ) {
+            continue;
+        }
+        match actors.jobs.apply(&actors, job, Event::Assign(worker)).await {
+            Ok(Answer::Taken) => {
+                tracing::info!(job.id = %job, worker.id = %worker, "job is assigned");
+            }
+            not_taken => {
+                tracing::info!(job.id = %job, ?not_taken, "job is not assigned");
+                // Fails only when the platform stops.
+                let _ = actors.supervisor.send(Unclaim { worker, job }).await;
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Actor for Dispatcher {
+    type Context = Context<Self>;
+}
+
+impl Handler<Poke> for Dispatcher {
+    type Result = ();
+
+    fn handle(&mut self, _: Poke, context: &mut Context<Self>) {
+        match self.state {
+            State::Resting => self.look(context),
+            State::Looking => self.state = State::LookingAndPoked,
+            State::LookingAndPoked => {}
+        }
+    }
+}
