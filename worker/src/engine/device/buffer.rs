@@ -86,6 +86,11 @@ impl<'a> Carver<'a> {
         &mut part[..len]
     }
 
+    /// Everything that was not taken.
+    pub fn into_rest(self) -> &'a mut [f32] {
+        self.rest
+    }
+
     /// What a part of `len` values takes up, its alignment and gap included.
     pub fn space(len: usize) -> usize {
         len.next_multiple_of(16) + GAP

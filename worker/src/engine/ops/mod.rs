@@ -5,6 +5,8 @@
 //! and the shapes, `cpu.rs` the kernels for the CPU.
 
 pub mod adamw;
+pub mod attention;
+pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;
 pub mod gradient_norm;
