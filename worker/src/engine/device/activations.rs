@@ -49,6 +49,11 @@ impl<'a> Activations<'a> {
         self.data.len() / (self.width * LANES)
     }
 
+    /// Number of tokens, in whole blocks.
+    pub fn tokens(&self) -> usize {
+        self.data.len() / self.width
+    }
+
     /// All values.
     pub fn data(&self) -> &'a [f32] {
         self.data

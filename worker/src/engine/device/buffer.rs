@@ -14,13 +14,18 @@ pub struct Buffer {
 }
 
 impl Buffer {
+    /// No storage yet.
+    pub const fn empty() -> Self {
+        Self { map: None, len: 0 }
+    }
+
     /// Storage for `len` values, all zero.
     ///
     /// # Errors
     /// [`EngineError::OutOfMemory`] when the system refuses.
     pub fn zeroed(len: usize) -> Result<Self, EngineError> {
         if len == 0 {
-            return Ok(Self { map: None, len });
+            return Ok(Self::empty());
         }
         let bytes = len * size_of::<f32>();
         let map = MmapMut::map_anon(bytes).map_err(|_| EngineError::OutOfMemory { bytes })?;
@@ -40,7 +45,7 @@ impl Buffer {
     pub fn reserve(&mut self, len: usize) -> Result<(), EngineError> {
         if len > self.len {
             // Given back first, so that both are never held at once.
-            *self = Self { map: None, len: 0 };
+            *self = Self::empty();
             *self = Self::zeroed(len)?;
         }
         Ok(())

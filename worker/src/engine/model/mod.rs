@@ -1,11 +1,21 @@
 //! Llama-family models: their configuration, weights, adapters, and the batches that run through them.
 
 mod adapter;
+mod backward;
 mod batch;
 mod config;
+mod forward;
+#[cfg(test)]
+mod golden_tests;
+mod llama;
+mod memory;
 mod parameter;
+mod train;
+mod trainable;
 
 pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum};
 pub use config::{ModelConfig, Projection, RopeScaling};
+pub use llama::Llama;
 pub use parameter::Parameter;
+pub use train::TrainModel;

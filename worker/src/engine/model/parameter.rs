@@ -7,8 +7,8 @@ pub struct Parameter<'a> {
     /// (`model.layers.0.self_attn.q_proj.lora_A`), for full fine-tuning Hugging Face's
     /// (`model.layers.0.self_attn.q_proj.weight`).
     pub name: &'a str,
-    /// Its shape; the values are row-major.
-    pub shape: [usize; 2],
+    /// Its shape, `[rows, columns]` but for norms; the values are row-major.
+    pub shape: &'a [usize],
     /// Its values.
     pub value: &'a mut [f32],
     /// The gradient of the loss, added up since it was last set to zero.

@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn heads_wider_than_a_block_and_many_blocks_of_keys_work() {
         check(
-            &[0, 3, 170],
+            &[0, 3, 140],
             Heads {
                 queries: 1,
                 keys: 1,

@@ -12,7 +12,7 @@
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub(crate) use crate::engine::device::product::Start;
 use crate::engine::device::{
-    Activations, ActivationsMut, Panels,
+    Activations, ActivationsMut, LANES, Panels,
     product::{Matrix, Product, ProductList, accumulate_outer, multiply, outer_scratch},
 };
 
@@ -38,7 +38,7 @@ pub(crate) struct Branch<'a> {
     pub dy: Activations<'a>,
     /// The layer's weight `[out, in]`.
     pub w: &'a Panels,
-    /// Its pair, and the pair's `du` from [`lora_backward`].
+    /// Its pair, and the pair's `du` from [`lora_backward_b`].
     pub lora: Option<(Lora<'a>, Activations<'a>)>,
 }
 
@@ -77,14 +77,14 @@ pub(crate) fn linear_forward(
     multiply(y, start, &[main, pair], 1.0);
 }
 
-/// Sets `du` and adds to `da` and `db`; `x` is the layer's input and `u` what the forward pass kept.
+/// Sets `du`, and adds to the gradient of B; `u` is what the forward pass kept.
 ///
 /// `scratch` needs [`lora_scratch`] values.
-pub(crate) fn lora_backward(
+pub(crate) fn lora_backward_b(
     du: &mut ActivationsMut<'_>,
-    (da, db): (&mut [f32], &mut [f32]),
+    db: &mut [f32],
     dy: Activations<'_>,
-    (x, u): (Activations<'_>, Activations<'_>),
+    u: Activations<'_>,
     lora: Lora<'_>,
     scratch: &mut [f32],
 ) {
@@ -94,11 +94,23 @@ pub(crate) fn lora_backward(
     };
     multiply(du, Start::Zero, &[product], lora.scale);
     accumulate_outer(db, dy, u, scratch);
-    let (dropped, scratch) = scratch.split_at_mut(lora.dropout.map_or(0, |_| x.data().len()));
-    accumulate_outer(da, du.view(), lora.input(x, dropped), scratch);
 }
 
-/// Values of scratch that [`lora_backward`] needs for a layer of these widths.
+/// Adds to the gradient of A, from the layer's input `x` and the `du` of [`lora_backward_b`].
+///
+/// `scratch` needs [`lora_scratch`] values.
+pub(crate) fn lora_backward_a(
+    da: &mut [f32],
+    du: Activations<'_>,
+    x: Activations<'_>,
+    lora: Lora<'_>,
+    scratch: &mut [f32],
+) {
+    let (dropped, scratch) = scratch.split_at_mut(lora.dropout.map_or(0, |_| x.data().len()));
+    accumulate_outer(da, du, lora.input(x, dropped), scratch);
+}
+
+/// Values of scratch that a pair's gradients need beside a layer of these widths.
 pub(crate) fn lora_scratch(
     blocks: usize,
     input: usize,
@@ -106,12 +118,13 @@ pub(crate) fn lora_scratch(
     rank: usize,
     dropout: bool,
 ) -> usize {
-    let dropped = if dropout {
-        blocks * crate::engine::device::LANES * input
-    } else {
-        0
-    };
+    let dropped = if dropout { blocks * LANES * input } else { 0 };
     dropped + outer_scratch(blocks, output, rank).max(outer_scratch(blocks, rank, input))
+}
+
+/// Values of scratch that [`linear_backward_weight`] needs for a layer of these widths.
+pub(crate) fn full_scratch(blocks: usize, input: usize, output: usize) -> usize {
+    outer_scratch(blocks, output, input)
 }
 
 /// `dx = start + sum over branches of W^T dy + A^T du`.
@@ -148,7 +161,7 @@ pub(crate) fn linear_backward_input(
 
 /// Adds the gradient of a full weight to `dw`, row-major `[out, in]`.
 ///
-/// `scratch` needs [`outer_scratch`] values.
+/// `scratch` needs [`full_scratch`] values.
 pub(crate) fn linear_backward_weight(
     dw: &mut [f32],
     dy: Activations<'_>,
@@ -173,10 +186,7 @@ impl Lora<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{
-        device::LANES,
-        ops::test_values::{Checked, blocks, values},
-    };
+    use crate::engine::ops::test_values::{Checked, blocks, values};
 
     const TOKENS: usize = 37;
     const INPUT: usize = 20;
@@ -257,14 +267,8 @@ mod tests {
         );
 
         let (mut da, mut db, mut dw) = (vec![0.0; a.len()], vec![0.0; b.len()], vec![0.0; w.len()]);
-        lora_backward(
-            &mut du,
-            (&mut da, &mut db),
-            dyb,
-            (xb, u.view()),
-            lora,
-            &mut scratch,
-        );
+        lora_backward_b(&mut du, &mut db, dyb, u.view(), lora, &mut scratch);
+        lora_backward_a(&mut da, du.view(), xb, lora, &mut scratch);
         linear_backward_weight(&mut dw, dyb, xb, &mut scratch);
         let mut dx = vec![f32::NAN; xb.data().len()];
         let mut dx = ActivationsMut::new(&mut dx, INPUT);
