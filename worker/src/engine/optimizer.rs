@@ -134,7 +134,7 @@ mod tests {
         let ([a, b], [da, db]) = (&mut values, &mut gradients);
         let parameter = |name, value, gradient| Parameter {
             name,
-            shape: [1, 1],
+            shape: &[1, 1],
             value: std::slice::from_mut(value),
             gradient: std::slice::from_mut(gradient),
         };

@@ -95,12 +95,19 @@ pub fn peft_name(parameter: &str) -> String {
 ///
 /// # Errors
 /// [`EngineError::Io`] where it cannot be written.
-pub(crate) fn write_tensors(path: &Path, tensors: &[NamedTensor<'_>]) -> Result<(), EngineError> {
+pub(crate) fn write_tensors<S: AsRef<[usize]>>(
+    path: &Path,
+    tensors: &[(String, S, &[f32])],
+) -> Result<(), EngineError> {
     let failed = |error: std::io::Error| EngineError::io("write", path, error);
     let mut views = Vec::new();
     for (name, shape, values) in tensors {
-        let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values))
-            .map_err(|error| failed(std::io::Error::other(error)))?;
+        let view = TensorView::new(
+            Dtype::F32,
+            shape.as_ref().to_vec(),
+            bytemuck::cast_slice(values),
+        )
+        .map_err(|error| failed(std::io::Error::other(error)))?;
         views.push((name.as_str(), view));
     }
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -139,8 +146,8 @@ pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfi
         adapter.layers[target.layer][target.projection as usize] = Some(LoraModule {
             rank: target.rank,
             scale: target.scale as f32,
-            a: read_tensor(&file, &a, [target.rank, inputs])?,
-            b: read_tensor(&file, &b, [outputs, target.rank])?,
+            a: read_tensor(&file, &a, &[target.rank, inputs])?,
+            b: read_tensor(&file, &b, &[outputs, target.rank])?,
         });
         used.extend([a, b]);
     }
@@ -159,7 +166,7 @@ pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfi
 pub(crate) fn read_tensor(
     file: &SafetensorsFile,
     name: &str,
-    shape: [usize; 2],
+    shape: &[usize],
 ) -> Result<Vec<f32>, EngineError> {
     let found = file.shape(name).ok_or_else(|| EngineError::MissingTensor {
         name: name.to_owned(),

@@ -117,15 +117,6 @@ unsafe impl Send for Term {}
 unsafe impl Sync for Term {}
 
 impl TileJob<'_> {
-    /// The part of the job for some rows of some blocks.
-    pub(crate) fn part(&self, rows: (usize, usize), blocks: (usize, usize)) -> Self {
-        Self {
-            rows,
-            blocks,
-            ..*self
-        }
-    }
-
     /// Runs the job on the calling thread with the widest registers there are.
     ///
     /// # Safety

@@ -56,7 +56,7 @@ pub fn cross_entropy_forward_backward(
         let mut chunk = Chunk::carve(scratch, tokens.len(), head);
         chunk.project(x, tokens, head);
         chunk.add_loss(&mut loss, tokens, targets);
-        chunk.to_gradients(tokens, targets, scale);
+        chunk.replace_by_gradients(tokens, targets, scale);
         if let Some(dhead) = &mut dhead {
             accumulate_outer(dhead, chunk.logits.view(), chunk.x.view(), chunk.rest);
         }
@@ -162,7 +162,7 @@ impl<'a> Chunk<'a> {
     }
 
     /// Replaces logits by their gradients; lanes without a token get zeros.
-    fn to_gradients(&mut self, tokens: &[usize], targets: &[i32], scale: f32) {
+    fn replace_by_gradients(&mut self, tokens: &[usize], targets: &[i32], scale: f32) {
         cpu::gradients(&mut self.logits, self.lse, tokens.len(), scale);
         let width = self.logits.width();
         for (i, &token) in tokens.iter().enumerate() {
