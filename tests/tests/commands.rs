@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use trainyard_tests::process::binary;
+use trainyard_tests::process::{Process, binary};
 use trainyard_tests::{DEADLINE, Platform, ScriptedWorker, dataset};
 
 /// A person's machine: a config folder and the platform's address.
@@ -71,12 +71,19 @@ impl Terminal {
         self.run_with_input(arguments, "").await
     }
 
-    async fn run_with_input(&self, arguments: &[&str], input: &str) -> Ran {
-        let mut child = Command::new(binary("trainyard"))
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary("trainyard"));
+        command
             .args(arguments)
             .env_clear()
             .env("XDG_CONFIG_HOME", self.folder.path())
-            .env("TRAINYARD_PLATFORM", &self.platform)
+            .env("TRAINYARD_PLATFORM", &self.platform);
+        command
+    }
+
+    async fn run_with_input(&self, arguments: &[&str], input: &str) -> Ran {
+        let mut child = self
+            .command(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -364,6 +371,35 @@ async fn a_watched_job_that_fails_is_exit_code_one_with_the_reason() {
     assert!(watched.stdout.contains("CUDA out of memory"), "{watched:?}");
     let shown = terminal.run(&["jobs", "show", &job_id]).await.ok();
     assert!(shown.contains("CUDA out of memory"), "{shown}");
+}
+
+#[tokio::test]
+async fn watching_goes_on_when_the_platform_comes_back_after_a_crash() {
+    let mut platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+    let admin = platform.admin().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = terminal.submit().await.to_string();
+    let mut watch = Process::start(
+        "trainyard jobs watch",
+        terminal.command(&["jobs", "watch", &job_id]),
+    );
+    let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
+    let id = worker.take_job().await;
+    let step = json!({"epoch": 1, "step": 3, "total_steps": 10, "loss": 0.5});
+    worker.say("training_progress", id, step).await;
+    watch
+        .line("the running job", |line| {
+            line.contains("running").then_some(())
+        })
+        .await;
+
+    platform.crash_and_restart().await;
+    let mut worker = ScriptedWorker::connect(&platform, &worker.identity).await;
+    worker.send_register().await;
+    worker.pong(Some(id)).await;
+    let result = json!({"final_loss": 0.2, "total_steps": 10});
+    worker.say("job_completed", id, result).await;
+    assert_eq!(watch.ended().await, Some(0), "{}", watch.output());
 }
 
 #[tokio::test]

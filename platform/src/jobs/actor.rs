@@ -289,8 +289,12 @@ impl Change {
                 error,
                 reread: false,
             })?;
-        if matches!(transition.record, Some(Record::Started(_))) && next.attempt > 1 {
-            // What the earlier attempt reported must be in the database before a part of it is void.
+        let voids_points =
+            matches!(transition.record, Some(Record::Started(_))) && next.attempt > 1;
+        let ends = transition.to.is_ended() && !transition.from.is_ended();
+        if voids_points || ends {
+            // What was reported must be in the database before a part of it is void, and before anyone hears
+            // that the job has ended and asks for all of it.
             let flushed = self.actors.metrics.send(Flush).await;
             flushed
                 .unwrap_or(Err(DatabaseError::Stopped))
