@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 use trainyard_tests::process::{Process, binary};
-use trainyard_tests::{DEADLINE, Platform, ScriptedWorker, dataset};
+use trainyard_tests::scripted_worker::job_with_status;
+use trainyard_tests::{Client, DEADLINE, Platform, ScriptedWorker, dataset};
 
 /// A person's machine: a config folder and the platform's address.
 struct Terminal {
@@ -371,6 +373,74 @@ async fn a_watched_job_that_fails_is_exit_code_one_with_the_reason() {
     assert!(watched.stdout.contains("CUDA out of memory"), "{watched:?}");
     let shown = terminal.run(&["jobs", "show", &job_id]).await.ok();
     assert!(shown.contains("CUDA out of memory"), "{shown}");
+}
+
+/// Stores a file of a job's result as a worker does, and names it as `job_completed` does.
+async fn store(worker: &Client, job_id: i64, name: &str, content: &[u8]) -> Value {
+    let key = format!("models/job-{job_id}/final/{name}");
+    let sha256 = hex::encode(Sha256::digest(content));
+    let ask =
+        json!({"job_id": job_id, "key": key, "size": content.len(), "sha256": sha256.as_str()});
+    let upload = worker.post("/api/worker/uploads", ask).await.ok();
+    let url = upload["url"].as_str().expect("a signed address");
+    let mut put = reqwest::Client::new().put(url).body(content.to_vec());
+    for (header, value) in upload["headers"].as_object().into_iter().flatten() {
+        put = put.header(header, value.as_str().expect("a header is text"));
+    }
+    assert!(
+        put.send()
+            .await
+            .expect("the platform answers")
+            .status()
+            .is_success()
+    );
+    json!({"key": key, "size_bytes": content.len(), "sha256": sha256})
+}
+
+#[tokio::test]
+async fn what_a_job_made_is_downloaded_whole() {
+    let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+    let admin = platform.admin().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = terminal.submit().await.to_string();
+    let told = terminal.run(&["jobs", "download", &job_id]).await.failed();
+    assert!(told.contains("no files"), "{told}");
+
+    let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
+    let id = worker.take_job().await;
+    let storing = platform.anonymous().with_token(&worker.identity.key);
+    let weights = vec![7_u8; 300_000];
+    let files = [
+        store(&storing, id, "adapter_config.json", b"{}").await,
+        store(&storing, id, "adapter_model.safetensors", &weights).await,
+    ];
+    let prefix = format!("models/job-{id}/final/");
+    let result = json!({"final_loss": 0.2, "total_steps": 10, "s3_prefix": prefix, "files": files});
+    worker.say("job_completed", id, result).await;
+    job_with_status(&admin, id, "completed").await;
+
+    let folder = terminal.folder.path().join("got");
+    let folder_name = folder.display().to_string();
+    let download = [
+        "jobs",
+        "download",
+        &job_id,
+        "--output",
+        &folder_name,
+        "--json",
+    ];
+    let told = terminal.run(&download).await.json();
+    assert_eq!(told[0]["files"].as_array().expect("files").len(), 2);
+    let read = |name: &str| std::fs::read(folder.join(name)).expect("it was downloaded");
+    assert_eq!(read("adapter_config.json"), b"{}");
+    assert_eq!(read("adapter_model.safetensors"), weights);
+    let shown = terminal.run(&["jobs", "show", &job_id]).await.ok();
+    assert!(shown.contains("adapter_model.safetensors"), "{shown}");
+    let told = terminal.run(&["jobs", "resume", &job_id]).await.failed();
+    assert!(
+        told.contains("error: "),
+        "a completed job is not resumed: {told}"
+    );
 }
 
 #[tokio::test]
