@@ -9,7 +9,6 @@ pub mod history;
 pub mod history_routes;
 pub mod news;
 mod orders;
-pub mod phase;
 pub mod progress;
 pub mod routes;
 pub mod state;

@@ -68,8 +68,7 @@ class Channel:
     """One WebSocket that carries JSON text frames."""
 
     def __init__(self, url):
-        self.context = contextlib.ExitStack()
-        self.ws = self.context.enter_context(connect(url, open_timeout=DEADLINE_SECONDS, proxy=None))
+        self.ws = connect(url, open_timeout=DEADLINE_SECONDS, proxy=None)
 
     def send(self, message):
         self.ws.send(json.dumps(message))
@@ -86,7 +85,7 @@ class Channel:
             assert time.monotonic() < end, f"no {kind} {fields} among {passed}"
 
     def close(self):
-        self.context.close()
+        self.ws.close()
 
 
 class Platform:

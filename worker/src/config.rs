@@ -384,7 +384,7 @@ fn secret(text: &str) -> Result<Secret, String> {
 }
 
 /// A duration in seconds, above zero; fractions are allowed.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text
         .parse()
         .map_err(|_| "a number of seconds is expected".to_owned())?;

@@ -8,3 +8,5 @@ pub mod hardware;
 pub mod platform_files;
 pub mod tasks;
 mod tls;
+
+pub use config::WorkerConfig;

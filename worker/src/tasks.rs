@@ -2,6 +2,9 @@
 
 pub mod base_model;
 mod command;
+mod slot;
+mod stop;
 pub mod transfers;
 
 pub use command::TaskCommand;
+pub use stop::{StopReason, StopSignal};

@@ -96,7 +96,11 @@ impl Order<'_> {
     }
 
     fn point(&self) -> Option<Point> {
-        let Some(Report::Progress(data)) = self.event.report() else {
+        let Event::Reported {
+            report: Report::Progress(data),
+            ..
+        } = self.event
+        else {
             return None;
         };
         Some(Point {
@@ -108,7 +112,11 @@ impl Order<'_> {
     }
 
     fn line(&self) -> Option<Line> {
-        let Some(Report::Logged(data)) = self.event.report() else {
+        let Event::Reported {
+            report: Report::Logged(data),
+            ..
+        } = self.event
+        else {
             return None;
         };
         Some(Line {
@@ -126,12 +134,12 @@ impl Order<'_> {
         Event::Reported {
             worker,
             attempt: Some(self.state.attempt),
-            report: Box::new(Report::Failed(JobFailedData {
+            report: Report::Failed(JobFailedData {
                 error: format!("the platform could not send the job: {}", error.message()),
                 step: None,
                 last_checkpoint: None,
                 failure_kind: Some(FailureKind::Internal),
-            })),
+            }),
         }
     }
 

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use trainyard_shared::ids::{JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
@@ -83,6 +84,7 @@ pub struct JobAttempt {
 pub struct Outbox {
     dir: PathBuf,
     state: Mutex<State>,
+    waiting: watch::Sender<usize>,
 }
 
 #[derive(Debug)]
@@ -134,6 +136,7 @@ impl Outbox {
         let next = Place(entries.last_key_value().map_or(1, |(last, _)| last.0 + 1));
         Ok(Self {
             dir: dir.to_owned(),
+            waiting: watch::Sender::new(entries.len()),
             state: Mutex::new(State { entries, next }),
         })
     }
@@ -156,6 +159,7 @@ impl Outbox {
         state.entries.insert(place, entry);
         state.next = Place(place.0 + 1);
         self.give_up_old_checkpoints(&mut state.entries, place);
+        self.waiting.send_replace(state.entries.len());
         Ok(place)
     }
 
@@ -190,6 +194,7 @@ impl Outbox {
         match found {
             Some(place) => {
                 entries.remove(&place);
+                self.waiting.send_replace(entries.len());
                 self.delete(place);
                 true
             }
@@ -215,6 +220,13 @@ impl Outbox {
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.state().entries.is_empty()
+    }
+
+    /// Waits until nothing waits for delivery any more.
+    pub async fn emptied(&self) {
+        let mut waiting = self.waiting.subscribe();
+        // The sender lives as long as this outbox.
+        let _ = waiting.wait_for(|waiting| *waiting == 0).await;
     }
 
     /// The job whose end is not delivered yet: to the platform the worker still has it.

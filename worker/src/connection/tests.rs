@@ -1,7 +1,8 @@
 mod fake_platform;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::prelude::*;
@@ -21,6 +22,7 @@ use super::*;
 use crate::config::WorkerConfig;
 use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::tasks::TaskCommand;
+use crate::tasks::transfers::test_server::{Reply, Request, TestServer};
 use crate::tasks::transfers::{Http, RetryPolicy};
 use fake_platform::{FakePlatform, within};
 
@@ -58,6 +60,12 @@ fn config(platform: &FakePlatform, state: &Path) -> WorkerConfig {
 }
 
 fn start(config: WorkerConfig) -> Worker {
+    let files_at = config.platform.to_string();
+    start_with_files_at(&files_at, config)
+}
+
+/// A connection whose files go to another address than its socket.
+fn start_with_files_at(files_at: &str, config: WorkerConfig) -> Worker {
     let state = config.state_dir.clone();
     let outbox = Arc::new(Outbox::open(&state.join("outbox")).unwrap());
     let activity = SharedActivity::default();
@@ -78,7 +86,7 @@ fn start(config: WorkerConfig) -> Worker {
         },
         outbox: outbox.clone(),
         activity: activity.clone(),
-        files: PlatformFiles::new(http, config.platform.clone(), key),
+        files: PlatformFiles::new(http, files_at.parse().unwrap(), key),
         tasks: Tasks(given).start().recipient(),
         tls: Arc::new(crate::tls::client_config()),
         config,
@@ -187,18 +195,12 @@ async fn a_registered_worker_beats_and_reports_its_load() {
         job: Some(JOB),
         status_message: Some("Epoch 1/3, step 5/30".to_owned()),
     });
-    let mut busy = session.receive("heartbeat").await;
-    while busy["status"] == "idle" {
-        busy = session.receive("heartbeat").await;
-    }
-    assert_eq!(
-        (&busy["status"], &busy["current_job_id"]),
-        (&json!("training"), &json!(123))
-    );
-    let mut metrics = session.receive("worker_metrics").await;
-    while metrics["data"]["status"] == "idle" {
-        metrics = session.receive("worker_metrics").await;
-    }
+    let busy = session.beat_with_job(json!(123)).await;
+    assert_eq!(busy["status"], "training");
+    let busy = |message: &Value| {
+        message["type"] == "worker_metrics" && message["data"]["status"] == "training"
+    };
+    let metrics = session.receive_where("busy metrics", busy).await;
     assert_eq!(metrics["data"]["status_message"], "Epoch 1/3, step 5/30");
 }
 
@@ -277,13 +279,13 @@ async fn g012_an_unacknowledged_message_comes_again_after_a_restart_and_an_ackno
     let started = session.receive("job_started").await;
     session.ack(&started).await;
     let completed = session.receive("job_completed").await;
-    while worker
-        .outbox
-        .find(serde_json::from_value(started["message_id"].clone()).unwrap())
-        .is_some()
-    {
-        session.receive("heartbeat").await;
-    }
+    let started_id = serde_json::from_value(started["message_id"].clone()).unwrap();
+    within("the ack to be heeded", async {
+        while worker.outbox.find(started_id).is_some() {
+            session.receive("heartbeat").await;
+        }
+    })
+    .await;
     drop(session);
     worker.connection.send(Leave).await.unwrap();
 
@@ -294,13 +296,9 @@ async fn g012_an_unacknowledged_message_comes_again_after_a_restart_and_an_ackno
         ["job_completed"]
     );
     session.ack(&completed).await;
-    while !restarted.outbox.is_empty() {
-        session.receive("heartbeat").await;
-    }
-    let mut beat = session.receive("heartbeat").await;
-    while beat["status"] != "idle" {
-        beat = session.receive("heartbeat").await;
-    }
+    within("an empty outbox", restarted.outbox.emptied()).await;
+    let beat = session.beat_with_job(Value::Null).await;
+    assert_eq!(beat["status"], "idle");
 }
 
 #[actix_rt::test]
@@ -317,9 +315,7 @@ async fn a_refused_message_is_dropped_unless_it_may_be_taken_later() {
     let again = session.receive("job_started").await;
     assert_eq!(again["message_id"], message["message_id"]);
     session.send(error("wrong_worker")).await;
-    while !worker.outbox.is_empty() {
-        session.receive("heartbeat").await;
-    }
+    within("an empty outbox", worker.outbox.emptied()).await;
 }
 
 #[actix_rt::test]
@@ -467,6 +463,118 @@ async fn g033_an_endless_answer_to_the_upgrade_is_cut_off() {
         assert!(sent < 20 * 1024 * 1024, "the worker reads an endless head");
     }
     platform.registered().await;
+}
+
+/// The two routes of an upload: leave for one, and the PUT itself.
+fn storage(request: &Request, put_status: u16) -> Reply {
+    match (request.method.as_str(), request.target.as_str()) {
+        ("POST", "/api/worker/uploads") => {
+            let host = &request.headers["host"];
+            Reply::new(
+                200,
+                json!({"url": format!("http://{host}/put"), "headers": {}}).to_string(),
+            )
+        }
+        ("PUT", "/put") => Reply::new(put_status, ""),
+        _ => Reply::new(404, ""),
+    }
+}
+
+fn result_file(folder: &Path) -> (ArtifactFile, PathBuf) {
+    let path = folder.join("adapter_model.safetensors");
+    std::fs::write(&path, b"weights").unwrap();
+    let artifact = ArtifactFile {
+        key: "models/job-123/final/adapter_model.safetensors".to_owned(),
+        size_bytes: 7,
+        sha256: "9a".repeat(32),
+    };
+    (artifact, path)
+}
+
+#[actix_rt::test]
+async fn files_are_stored_before_the_message_that_names_them() {
+    let platform = FakePlatform::start().await;
+    let server = TestServer::start(|_, request| storage(request, 200)).await;
+    let state = tempfile::tempdir().unwrap();
+    let worker = start_with_files_at(&server.url(""), config(&platform, state.path()));
+    let (artifact, path) = result_file(state.path());
+    let message = job_completed(vec![artifact.clone()]);
+    worker
+        .reports
+        .keep(message, vec![(artifact, path.clone())])
+        .unwrap();
+    std::fs::remove_file(path).unwrap();
+    let (mut session, _) = platform.registered().await;
+    let completed = session.receive("job_completed").await;
+    let requests = server.requests();
+    assert_eq!(requests.len(), 2);
+    let asked: Value = serde_json::from_slice(&requests[0].body).unwrap();
+    assert_eq!(
+        asked,
+        json!({"job_id": 123, "key": "models/job-123/final/adapter_model.safetensors",
+               "size": 7, "sha256": "9a".repeat(32)})
+    );
+    assert_eq!(requests[0].headers["authorization"], "Bearer enroll_first");
+    assert_eq!(requests[1].body, b"weights");
+
+    session
+        .send(
+            json!({"type": "error", "code": "artifact_missing", "message": "gone",
+                     "message_id": completed["message_id"]}),
+        )
+        .await;
+    session.receive("job_completed").await;
+    assert_eq!(server.requests().len(), 4, "the file is stored once more");
+}
+
+#[actix_rt::test]
+async fn storage_that_is_away_for_a_while_delays_the_message_and_nothing_else() {
+    let platform = FakePlatform::start().await;
+    let away = Arc::new(AtomicBool::new(true));
+    let is_away = away.clone();
+    let server = TestServer::start(move |_, request| {
+        let status = if is_away.load(Ordering::SeqCst) {
+            503
+        } else {
+            200
+        };
+        storage(request, status)
+    })
+    .await;
+    let state = tempfile::tempdir().unwrap();
+    let worker = start_with_files_at(&server.url(""), config(&platform, state.path()));
+    let (mut session, _) = platform.registered().await;
+    let (artifact, path) = result_file(state.path());
+    let message = job_completed(vec![artifact.clone()]);
+    worker
+        .reports
+        .keep(message, vec![(artifact, path)])
+        .unwrap();
+    // The job is not over while its result is not stored.
+    session.beat_with_job(json!(123)).await;
+    away.store(false, Ordering::SeqCst);
+    session.receive("job_completed").await;
+}
+
+#[actix_rt::test]
+async fn a_result_that_is_refused_for_good_becomes_the_jobs_failure() {
+    let platform = FakePlatform::start().await;
+    let server = TestServer::start(|_, request| storage(request, 413)).await;
+    let state = tempfile::tempdir().unwrap();
+    let worker = start_with_files_at(&server.url(""), config(&platform, state.path()));
+    let (mut session, _) = platform.registered().await;
+    let (artifact, path) = result_file(state.path());
+    let message = job_completed(vec![artifact.clone()]);
+    worker
+        .reports
+        .keep(message, vec![(artifact, path)])
+        .unwrap();
+    let failed = session.receive("job_failed").await;
+    assert_eq!(failed["data"]["failure_kind"], "storage");
+    assert!(
+        failed["data"]["error"].as_str().unwrap().contains("413"),
+        "{failed}"
+    );
 }
 
 #[actix_rt::test]

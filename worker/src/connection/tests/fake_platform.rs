@@ -64,24 +64,42 @@ impl FakePlatform {
 impl Session {
     /// The next message, whatever its type; none at the end of the connection.
     pub async fn next(&mut self) -> Option<Value> {
-        loop {
-            match within("a message", self.socket.next()).await? {
-                Ok(Message::Text(text)) => return Some(serde_json::from_str(&text).unwrap()),
-                Ok(Message::Close(_)) | Err(_) => return None,
-                Ok(_) => {}
-            }
-        }
+        within("a message", self.next_message()).await
     }
 
     /// The next message of this type; others are passed over.
     pub async fn receive(&mut self, kind: &str) -> Value {
+        self.receive_where(kind, |message| message["type"] == kind)
+            .await
+    }
+
+    /// The next heartbeat with this `current_job_id`.
+    pub async fn beat_with_job(&mut self, job: Value) -> Value {
+        let wanted =
+            |message: &Value| message["type"] == "heartbeat" && message["current_job_id"] == job;
+        self.receive_where("a heartbeat with the job", wanted).await
+    }
+
+    /// The next message that is `wanted`; others are passed over.
+    pub async fn receive_where(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        within(what, async {
+            loop {
+                let message = self.next_message().await;
+                let message = message.unwrap_or_else(|| panic!("closed before {what}"));
+                if wanted(&message) {
+                    return message;
+                }
+            }
+        })
+        .await
+    }
+
+    async fn next_message(&mut self) -> Option<Value> {
         loop {
-            let message = self
-                .next()
-                .await
-                .unwrap_or_else(|| panic!("closed before {kind}"));
-            if message["type"] == kind {
-                return message;
+            match self.socket.next().await? {
+                Ok(Message::Text(text)) => return Some(serde_json::from_str(&text).unwrap()),
+                Ok(Message::Close(_)) | Err(_) => return None,
+                Ok(_) => {}
             }
         }
     }

@@ -1,0 +1,80 @@
+//! The commands of `trainyard-worker`: what each one is called, and how it ends.
+//!
+//! Results go to standard output, everything else to standard error. The exit code is 0 only for
+//! success, 1 for failure and 2 for a command line that is not understood.
+
+mod benchmark;
+mod completions;
+mod error;
+mod generate;
+mod output;
+mod run;
+mod signals;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::logging::{self, LogArgs};
+use error::CliError;
+use output::Output;
+
+/// A worker of Trainyard: takes training jobs from a platform, or trains and generates by itself.
+#[derive(Parser)]
+#[command(
+    name = "trainyard-worker",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(flatten)]
+    log: LogArgs,
+    /// Print results as JSON, one object a line
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Connect to a platform and work for it until stopped
+    Run(run::Options),
+    /// Train by a job file, without a platform
+    Train(train::Options),
+    /// Let a model answer, with or without an adapter
+    Generate(generate::Options),
+    /// Measure how fast this machine trains
+    Benchmark(benchmark::Options),
+    /// Print a shell's completions
+    Completions(completions::Options),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let default_level = match cli.command {
+        Command::Run(_) => "info",
+        _ => "warn",
+    };
+    logging::init(&cli.log, default_level);
+    // Fails only where an embedding program has chosen a provider before, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let output = Output::new(cli.json);
+    let result = match cli.command {
+        Command::Run(options) => run::run(options),
+        Command::Train(options) => train::run(options, &output),
+        Command::Generate(options) => generate::run(options, &output),
+        Command::Benchmark(options) => benchmark::run(options, &output),
+        Command::Completions(options) => completions::run(&options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output.error(&error);
+            ExitCode::FAILURE
+        }
+    }
+}

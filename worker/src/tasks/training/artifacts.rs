@@ -1,0 +1,89 @@
+//! The files of a folder that is to be stored: their keys, lengths and digests.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use trainyard_shared::message::ArtifactFile;
+
+/// Describes every file below `folder` as it will be stored under `prefix` (which ends with a slash).
+///
+/// # Errors
+///
+/// A file cannot be read.
+pub fn describe_folder(folder: &Path, prefix: &str) -> io::Result<Vec<(ArtifactFile, PathBuf)>> {
+    let mut paths = Vec::new();
+    list(folder, "", &mut paths)?;
+    paths.sort();
+    paths
+        .into_iter()
+        .map(|(name, path)| {
+            let (size_bytes, sha256) = digest(&path)?;
+            let artifact = ArtifactFile {
+                key: format!("{prefix}{name}"),
+                size_bytes,
+                sha256,
+            };
+            Ok((artifact, path))
+        })
+        .collect()
+}
+
+fn list(folder: &Path, prefix: &str, paths: &mut Vec<(String, PathBuf)>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().into_string().map_err(|name| {
+            let text = format!("{} is no name that can be stored", name.display());
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        })?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            list(&entry.path(), &format!("{prefix}{name}/"), paths)?;
+        } else if kind.is_file() {
+            paths.push((format!("{prefix}{name}"), entry.path()));
+        }
+    }
+    Ok(())
+}
+
+fn digest(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size_bytes = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((size_bytes, hex::encode(digest.finalize())));
+        }
+        digest.update(&buffer[..read]);
+        size_bytes += read as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_a_folder_is_described_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("state")).unwrap();
+        fs::write(folder.path().join("state/optimizer"), b"moments").unwrap();
+        fs::write(folder.path().join("adapter"), b"abc").unwrap();
+        let files = describe_folder(folder.path(), "checkpoints/job-1/step-5/").unwrap();
+        let keys: Vec<&str> = files.iter().map(|(file, _)| file.key.as_str()).collect();
+        assert_eq!(
+            keys,
+            ["checkpoints/job-1/step-5/adapter", "checkpoints/job-1/step-5/state/optimizer"]
+        );
+        let (first, path) = &files[0];
+        assert_eq!(first.size_bytes, 3);
+        assert_eq!(
+            first.sha256,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(fs::read(path).unwrap(), b"abc");
+    }
+}
