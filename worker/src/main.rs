@@ -1,5 +1,2 @@
-//! The `trainyard-worker` program.
-
-fn main() -> std::process::ExitCode {
-    trainyard_worker::cli::main()
-}
+//! The worker binary.
+fn main() {}
