@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod device;
 mod error;
+pub mod generate;
 pub mod gguf;
 #[cfg(test)]
 mod golden;

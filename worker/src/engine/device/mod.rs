@@ -17,6 +17,7 @@ pub(crate) mod tile;
 pub use activations::{Activations, ActivationsMut, LANES, padded_tokens};
 pub use buffer::{Buffer, Carver};
 pub use mapped::MappedFile;
+pub(crate) use panels::PANEL;
 pub use panels::Panels;
 pub(crate) use shared::Shared;
 pub use threads::{run, set_threads, threads};

@@ -36,25 +36,25 @@ pub(super) fn layer_forward(
     pass: Pass<'_>,
     trainable: &Trainable,
     layer: usize,
-    view: LayerView<'_, '_>,
+    view: &mut LayerView<'_, '_>,
 ) {
     let LayerView {
         input,
-        mut output,
+        output,
         kept,
         shared,
     } = view;
     let LayerMemory {
         attention_rstd,
-        mut q,
-        mut k,
-        mut v,
+        q,
+        k,
+        v,
         lse,
-        mut o,
-        mut mid,
+        o,
+        mid,
         mlp_rstd,
-        mut gate,
-        mut up,
+        gate,
+        up,
         u,
     } = kept;
     let [uq, uk, uv, uo, ugate, uup, udown] = u;
@@ -75,37 +75,31 @@ pub(super) fn layer_forward(
     rms_norm_forward(
         &mut shared.n,
         attention_rstd,
-        input,
+        *input,
         &weights.attention_norm,
         eps,
     );
-    linear(&mut q, Start::Zero, shared.n.view(), Projection::Q, uq);
-    linear(&mut k, Start::Zero, shared.n.view(), Projection::K, uk);
-    linear(&mut v, Start::Zero, shared.n.view(), Projection::V, uv);
-    rotary_forward(&mut q, pass.angles);
-    rotary_forward(&mut k, pass.angles);
+    linear(q, Start::Zero, shared.n.view(), Projection::Q, uq);
+    linear(k, Start::Zero, shared.n.view(), Projection::K, uk);
+    linear(v, Start::Zero, shared.n.view(), Projection::V, uv);
+    rotary_forward(q, pass.angles);
+    rotary_forward(k, pass.angles);
     attention_forward(
-        &mut o,
+        o,
         lse,
         (q.view(), k.view(), v.view()),
         pass.sequences,
         0,
         model.heads(),
     );
-    linear(&mut mid, Start::From(input), o.view(), Projection::O, uo);
+    linear(mid, Start::From(*input), o.view(), Projection::O, uo);
 
     rms_norm_forward(&mut shared.n, mlp_rstd, mid.view(), &weights.mlp_norm, eps);
-    linear(
-        &mut gate,
-        Start::Zero,
-        shared.n.view(),
-        Projection::Gate,
-        ugate,
-    );
-    linear(&mut up, Start::Zero, shared.n.view(), Projection::Up, uup);
+    linear(gate, Start::Zero, shared.n.view(), Projection::Gate, ugate);
+    linear(up, Start::Zero, shared.n.view(), Projection::Up, uup);
     swiglu_forward(&mut shared.h, gate.view(), up.view());
     linear(
-        &mut output,
+        output,
         Start::From(mid.view()),
         shared.h.view(),
         Projection::Down,

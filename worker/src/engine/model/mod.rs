@@ -4,6 +4,7 @@ mod adapter;
 mod backward;
 mod batch;
 mod config;
+mod decode;
 mod forward;
 #[cfg(test)]
 mod golden_tests;
@@ -16,6 +17,7 @@ mod trainable;
 pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum};
 pub use config::{ModelConfig, Projection, RopeScaling};
+pub use decode::Decoder;
 pub use llama::Llama;
 pub use parameter::Parameter;
 pub use train::TrainModel;

@@ -118,7 +118,7 @@ impl TrainModel {
             let loss = loss_and_gradient(pass, trainable, batch, scale, &plan, &mut memory);
             for layer in (0..model.config().num_hidden_layers).rev() {
                 if plan.keep == Keep::Inputs {
-                    layer_forward(pass, trainable, layer, memory.layer(&plan, layer));
+                    layer_forward(pass, trainable, layer, &mut memory.layer(&plan, layer));
                 }
                 let wanted = match layer > 0 || trainable.is_full() {
                     true => InputGradient::Wanted,
@@ -237,7 +237,7 @@ impl TrainModel {
 }
 
 /// Writes down where sequences start and which angles positions have.
-fn prepare<'p, 'm: 'p>(
+pub(super) fn prepare<'p, 'm: 'p>(
     model: &'p Llama,
     batch: &'p Batch,
     memory: &mut Memory<'m>,
@@ -267,7 +267,7 @@ fn layers_forward(
         &pass.model.embedding,
     );
     for layer in 0..pass.model.config().num_hidden_layers {
-        layer_forward(pass, trainable, layer, memory.layer(plan, layer));
+        layer_forward(pass, trainable, layer, &mut memory.layer(plan, layer));
     }
 }
 

@@ -9,6 +9,8 @@
 //!
 //! The rows of B and A simply lengthen the sums of W's products: a tile of `y` stays in registers throughout.
 
+mod cpu;
+
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub(crate) use crate::engine::device::product::Start;
 use crate::engine::device::{
@@ -125,6 +127,36 @@ pub(crate) fn lora_scratch(
 /// Values of scratch that [`linear_backward_weight`] needs for a layer of these widths.
 pub(crate) fn full_scratch(blocks: usize, input: usize, output: usize) -> usize {
     outer_scratch(blocks, output, input)
+}
+
+/// One of the layers that share the input of one token.
+pub(crate) struct OneToken<'a> {
+    /// `[out]`.
+    pub y: &'a mut [f32],
+    /// `[out, in]`.
+    pub w: &'a Panels,
+    /// The layer's pair, without dropout.
+    pub lora: Option<Lora<'a>>,
+}
+
+/// `y = W x + B (scale * A x)` for several layers and the one token `x`; `scratch` is grown as needed.
+pub(crate) fn linear_one_token<const N: usize>(
+    layers: [OneToken<'_>; N],
+    x: &[f32],
+    scratch: &mut Vec<f32>,
+) {
+    let loras = layers.each_ref().map(|layer| layer.lora);
+    let mut outputs = layers.map(|layer| (layer.y, layer.w));
+    cpu::products(&mut outputs, x, scratch);
+    for ((y, _), lora) in outputs.into_iter().zip(loras) {
+        let Some(lora) = lora else { continue };
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        scratch.clear();
+        scratch.extend(lora.a.chunks_exact(x.len()).map(|a| lora.scale * dot(a, x)));
+        for (y, b) in y.iter_mut().zip(lora.b.chunks_exact(lora.rank)) {
+            *y += dot(b, scratch);
+        }
+    }
 }
 
 /// `dx = start + sum over branches of W^T dy + A^T du`.

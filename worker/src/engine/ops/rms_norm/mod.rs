@@ -35,6 +35,15 @@ pub fn rms_norm_again(y: &mut ActivationsMut<'_>, rstd: &[f32], x: Activations<'
     cpu::again(y, rstd, x, w);
 }
 
+/// One token: `y`, `x` and `w` `[width]`.
+pub fn rms_norm_one(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
+    let mean = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
+    let rstd = 1.0 / (mean + eps).sqrt();
+    for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
+        *y = w * (x * rstd);
+    }
+}
+
 /// Adds the gradient of `x` to `dx`, which already holds the gradient that came past this layer.
 pub fn rms_norm_backward(
     dx: &mut ActivationsMut<'_>,

@@ -3,7 +3,7 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::Angles;
+use super::{Angles, angle};
 use crate::engine::device::{ActivationsMut, LANES, math::dispatch};
 
 pub(super) fn angles(cos: &mut [f32], sin: &mut [f32], positions: &[u32], frequencies: &[f32]) {
@@ -16,11 +16,9 @@ pub(super) fn angles(cos: &mut [f32], sin: &mut [f32], positions: &[u32], freque
         .for_each(|((cos, sin), positions)| {
             for (i, frequency) in frequencies.iter().enumerate() {
                 for lane in 0..LANES {
-                    // The angle is rounded to f32 as in the reference, its cosine and sine are not.
                     let position = positions.get(lane).copied().unwrap_or(0);
-                    let (s, c) = f64::from(position as f32 * frequency).sin_cos();
-                    cos[i * LANES + lane] = c as f32;
-                    sin[i * LANES + lane] = s as f32;
+                    let at = i * LANES + lane;
+                    (sin[at], cos[at]) = angle(position, *frequency);
                 }
             }
         });

@@ -59,14 +59,6 @@ impl Rotary {
         cpu::angles(cos, sin, positions, &self.frequencies);
         Angles { cos, sin }
     }
-
-    /// Cosine and sine for one position, one pair for each pair of features.
-    pub fn angles_at(&self, position: u32) -> impl Iterator<Item = (f32, f32)> + '_ {
-        self.frequencies.iter().map(move |f| {
-            let (sin, cos) = f64::from(position as f32 * f).sin_cos();
-            (cos as f32, sin as f32)
-        })
-    }
 }
 
 /// One frequency, stretched for longer contexts.
@@ -93,6 +85,26 @@ fn scaled(frequency: f64, scaling: RopeScaling) -> f64 {
 /// Turns `x` `[tokens, heads * head_dim]` in place.
 pub fn rotary_forward(x: &mut ActivationsMut<'_>, angles: Angles<'_>) {
     cpu::turn(x, angles, 1.0);
+}
+
+/// Turns `x` `[heads * head_dim]` of one token in place.
+pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
+    let half = rotary.frequencies.len();
+    for (i, frequency) in rotary.frequencies.iter().enumerate() {
+        let (sin, cos) = angle(position, *frequency);
+        for head in x.chunks_exact_mut(2 * half) {
+            (head[i], head[i + half]) = (
+                head[i] * cos - head[i + half] * sin,
+                head[i + half] * cos + head[i] * sin,
+            );
+        }
+    }
+}
+
+/// Sine and cosine; the angle is rounded to f32 as in the reference, its sine and cosine are not.
+fn angle(position: u32, frequency: f32) -> (f32, f32) {
+    let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+    (sin as f32, cos as f32)
 }
 
 /// Turns the gradient `dx` back in place.

@@ -16,6 +16,13 @@ pub fn swiglu_forward(h: &mut ActivationsMut<'_>, gate: Activations<'_>, up: Act
     cpu::forward(h, gate, up);
 }
 
+/// One token: `gate` becomes `h`.
+pub fn swiglu_one(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = *gate / (1.0 + (-*gate).exp()) * up;
+    }
+}
+
 /// Replaces `gate` and `up` by their gradients, and the gradient `dh` by `h` itself, which the gradients of the
 /// following layer's weights need.
 pub fn swiglu_backward(
