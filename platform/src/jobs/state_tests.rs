@@ -295,6 +295,7 @@ fn a_closed_socket_alone_fails_nothing_and_is_shown() {
     assert_eq!(run.job.status(), JobStatus::Running);
 }
 
+/// Promise P2.
 #[test]
 fn g014_a_job_failed_by_timeout_stays_failed_and_lists_its_later_checkpoints() {
     let mut run = Run::running(0);

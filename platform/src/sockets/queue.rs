@@ -181,6 +181,7 @@ mod tests {
         assert_eq!(drained(&mut outbox), ["a3"]);
     }
 
+    /// Promise P6.
     #[test]
     fn g032_however_much_is_reported_memory_is_bounded() {
         let mut outbox = Outbox::new(10_000, 1_000);
