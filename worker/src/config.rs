@@ -249,6 +249,33 @@ impl ModelSettings {
     }
 }
 
+/// How the Hugging Face hub is reached; the names are those of its own programs.
+#[derive(Debug, Clone, Args)]
+pub struct HubArgs {
+    /// Access token of the Hugging Face hub
+    #[arg(long, env = "HF_TOKEN", hide_env_values = true, value_name = "TOKEN", value_parser = secret)]
+    pub hf_token: Option<Secret>,
+    /// Address of the Hugging Face hub or of a mirror
+    #[arg(long, env = "HF_ENDPOINT", default_value = HUB_ENDPOINT, value_name = "URL")]
+    pub hf_endpoint: Url,
+    /// Never ask the hub
+    #[arg(long, env = "HF_HUB_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub hf_hub_offline: bool,
+}
+
+impl HubArgs {
+    /// Models in `models_dir`, in the hub's cache on this machine, and from the hub.
+    pub fn model_settings(&self, models_dir: PathBuf) -> ModelSettings {
+        ModelSettings {
+            models_dir,
+            hub_cache: hub_cache(),
+            hub_endpoint: self.hf_endpoint.clone(),
+            hub_token: self.hf_token.clone(),
+            hub_offline: self.hf_hub_offline,
+        }
+    }
+}
+
 /// Settings of everything that needs a base model: `run`, `train`, `generate`.
 #[derive(Debug, Clone, Args)]
 pub struct ModelArgs {
@@ -262,15 +289,9 @@ pub struct ModelArgs {
     /// What trains: `auto` or `cpu`
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub device: Device,
-    /// Access token of the Hugging Face hub
-    #[arg(long, env = "HF_TOKEN", hide_env_values = true, value_name = "TOKEN", value_parser = secret)]
-    pub hf_token: Option<Secret>,
-    /// Address of the Hugging Face hub or of a mirror
-    #[arg(long, env = "HF_ENDPOINT", default_value = HUB_ENDPOINT, value_name = "URL")]
-    pub hf_endpoint: Url,
-    /// Never ask the hub
-    #[arg(long, env = "HF_HUB_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
-    pub hf_hub_offline: bool,
+    /// The hub.
+    #[command(flatten)]
+    pub hub: HubArgs,
 }
 
 impl ModelArgs {
@@ -302,13 +323,7 @@ impl ModelArgs {
             Some(dir) => dir.clone(),
             None => self.state_dir()?.join("models"),
         };
-        Ok(ModelSettings {
-            models_dir,
-            hub_cache: hub_cache(),
-            hub_endpoint: self.hf_endpoint.clone(),
-            hub_token: self.hf_token.clone(),
-            hub_offline: self.hf_hub_offline,
-        })
+        Ok(self.hub.model_settings(models_dir))
     }
 }
 
