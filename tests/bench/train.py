@@ -79,3 +79,78 @@ def reference(model, data, steps):
         output, peak = measured([sys.executable, str(script), str(model), str(data), job.name, str(steps)])
     result = json.loads(output.splitlines()[-1])
     return tokens_per_second(result["seconds"]), peak, result["losses"][0]
+
+
+def ours(worker, model, data, steps, work):
+    job = work / "job.toml"
+    job.write_text(f"""
+dataset = "{data}"
+model = "{model}"
+
+[config]
+max_steps = {steps}
+epochs = {steps}
+batch_size = {BATCH}
+max_length = {LENGTH}
+packing = true
+lora_r = {JOB["lora_r"]}
+lora_alpha = {JOB["lora_alpha"]}
+learning_rate = {JOB["learning_rate"]}
+lr_scheduler_type = "constant"
+weight_decay = 0.0
+max_grad_norm = 1.0
+seed = {JOB["seed"]}
+""")
+    with tempfile.TemporaryDirectory(dir=work) as output:
+        lines, peak = measured([str(worker), "--json", "train", str(job), "--output", output])
+    events = [json.loads(line) for line in lines.splitlines()]
+    done = [event for event in events if event["event"] == "step"]
+    assert len(done) == steps, f"{len(done)} steps instead of {steps}"
+    return statistics.median(step["token_throughput"] for step in done[1:]), peak, done[0]["loss"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worker", type=pathlib.Path, required=True)
+    parser.add_argument("--base", type=pathlib.Path, required=True)
+    parser.add_argument("--work", type=pathlib.Path, required=True)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+
+    options.work.mkdir(parents=True, exist_ok=True)
+    model = make_model(options.base.resolve(), options.work.resolve() / "model")
+    data = options.work.resolve() / "dense.jsonl"
+    make_data(data)
+
+    results = {"ours": [], "reference": []}
+    for turn in range(options.turns):
+        for side, run in (
+            ("ours", lambda: ours(options.worker.resolve(), model, data, options.steps + 1, options.work.resolve())),
+            ("reference", lambda: reference(model, data, options.steps + 1)),
+        ):
+            speed, peak, loss = run()
+            results[side].append((speed, peak, loss))
+            print(f"turn {turn + 1}, {side:9}: {speed:6.1f} tokens/s, peak {peak:6.0f} MiB, first loss {loss:.4f}")
+
+    losses = [loss for rows in results.values() for _, _, loss in rows]
+    if max(losses) - min(losses) > 0.002:
+        sys.exit(f"the two do not compute the same: first losses {losses}")
+    median = {side: [statistics.median(column) for column in zip(*rows)] for side, rows in results.items()}
+    dense = {
+        "ours_tokens_per_second": round(median["ours"][0], 1),
+        "reference_tokens_per_second": round(median["reference"][0], 1),
+        "ratio": round(median["ours"][0] / median["reference"][0], 3),
+        "ours_peak_mb": round(median["ours"][1]),
+        "reference_peak_mb": round(median["reference"][1]),
+    }
+    print(f"median: ours {dense['ours_tokens_per_second']} tokens/s in {dense['ours_peak_mb']} MiB, "
+          f"reference {dense['reference_tokens_per_second']} tokens/s in {dense['reference_peak_mb']} MiB, "
+          f"ratio {dense['ratio']}")
+    if options.json:
+        print(json.dumps({"dense": dense}))
+
+
+if __name__ == "__main__":
+    main()
