@@ -54,8 +54,7 @@ def make_data(path):
 
 def measured(command):
     """Runs a process of its own; returns its standard output and its peak memory in MiB."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "RAYON_NUM_THREADS": str(THREADS),
-                   "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(command, stdout=out, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
@@ -119,6 +118,8 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
 
+    # Both sides inherit this, and take as many threads.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
     options.work.mkdir(parents=True, exist_ok=True)
     model = make_model(options.base.resolve(), options.work.resolve() / "model")
     data = options.work.resolve() / "dense.jsonl"
