@@ -36,3 +36,21 @@ pub(crate) fn copy_of_model(variant: &str) -> tempfile::TempDir {
     }
     folder
 }
+
+/// A golden model's folder with a tokenizer for ASCII text, `<s>` and `</s>` around it, and no chat
+/// template.
+pub(crate) fn model_with_tokenizer(variant: &str) -> tempfile::TempDir {
+    let folder = copy_of_model(variant);
+    let write = |name: &str, json: Value| {
+        std::fs::write(folder.path().join(name), json.to_string()).expect("written")
+    };
+    write(
+        "tokenizer.json",
+        crate::engine::tokenizer::testing::ascii_json(),
+    );
+    write(
+        "tokenizer_config.json",
+        serde_json::json!({"bos_token": "<s>", "eos_token": "</s>"}),
+    );
+    folder
+}

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod device;
 mod error;
+pub mod export;
 pub mod generate;
 pub mod gguf;
 #[cfg(test)]
@@ -18,6 +19,7 @@ pub mod optimizer;
 pub mod random;
 pub mod schedule;
 pub mod tokenizer;
+pub mod trainer;
 pub mod weights;
 
 pub use error::EngineError;

@@ -83,8 +83,8 @@ impl Optimizer {
         let mut tensors = Vec::new();
         for (parameter, [m, v]) in parameters.iter().zip(&self.moments) {
             let [m_name, v_name] = moment_names(parameter.name);
-            tensors.push((m_name, parameter.shape, m.as_slice()));
-            tensors.push((v_name, parameter.shape, v.as_slice()));
+            tensors.push((m_name, parameter.shape.to_vec(), m.as_slice()));
+            tensors.push((v_name, parameter.shape.to_vec(), v.as_slice()));
         }
         write_tensors(path, &tensors)
     }

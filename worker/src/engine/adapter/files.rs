@@ -21,7 +21,7 @@ pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 /// A tensor of an adapter: its name in the file, shape and values.
-pub type NamedTensor<'a> = (String, [usize; 2], &'a [f32]);
+pub type NamedTensor<'a> = (String, Vec<usize>, &'a [f32]);
 
 /// The adapter's tensors by PEFT's names, in order.
 pub fn named_tensors<'a>(adapter: &'a Adapter, model: &ModelConfig) -> Vec<NamedTensor<'a>> {
@@ -31,8 +31,8 @@ pub fn named_tensors<'a>(adapter: &'a Adapter, model: &ModelConfig) -> Vec<Named
             if let Some(module) = adapter.module(layer, projection) {
                 let [outputs, inputs] = model.projection_shape(projection);
                 let [a, b] = names(layer, projection);
-                tensors.push((a, [module.rank, inputs], module.a.as_slice()));
-                tensors.push((b, [outputs, module.rank], module.b.as_slice()));
+                tensors.push((a, vec![module.rank, inputs], module.a.as_slice()));
+                tensors.push((b, vec![outputs, module.rank], module.b.as_slice()));
             }
         }
     }
@@ -95,19 +95,12 @@ pub fn peft_name(parameter: &str) -> String {
 ///
 /// # Errors
 /// [`EngineError::Io`] where it cannot be written.
-pub(crate) fn write_tensors<S: AsRef<[usize]>>(
-    path: &Path,
-    tensors: &[(String, S, &[f32])],
-) -> Result<(), EngineError> {
+pub(crate) fn write_tensors(path: &Path, tensors: &[NamedTensor<'_>]) -> Result<(), EngineError> {
     let failed = |error: std::io::Error| EngineError::io("write", path, error);
     let mut views = Vec::new();
     for (name, shape, values) in tensors {
-        let view = TensorView::new(
-            Dtype::F32,
-            shape.as_ref().to_vec(),
-            bytemuck::cast_slice(values),
-        )
-        .map_err(|error| failed(std::io::Error::other(error)))?;
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values))
+            .map_err(|error| failed(std::io::Error::other(error)))?;
         views.push((name.as_str(), view));
     }
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);

@@ -230,7 +230,7 @@ fn g083_a_dora_adapters_vector_is_not_passed_over() {
     let vector = [1.0; 64];
     tensors.push((
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector".into(),
-        [64, 1],
+        vec![64, 1],
         &vector,
     ));
     files::write_tensors(&folder.path().join(ADAPTER_WEIGHTS), &tensors).unwrap();

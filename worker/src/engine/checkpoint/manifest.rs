@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::engine::EngineError;
 
 /// Name of the file that holds the list.
-pub const MANIFEST: &str = "checkpoint.json";
+pub const MANIFEST: &str = "manifest.json";
 
 /// What a folder must hold to be complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@
 //! | `adapter_model.safetensors`, `adapter_config.json` | the adapter, as PEFT reads it |
 //! | `optimizer.safetensors` | AdamW's moments of every weight |
 //! | `trainer_state.json` | step, counters, the run's config and identity |
-//! | `checkpoint.json` | names, sizes and digests of the others; written last, so its presence means that all are there |
+//! | `manifest.json` | names, sizes and digests of the others; written last, so its presence means that all are there |
 //!
 //! It is written aside, synced and renamed. A crash in the middle of saving leaves the checkpoints
 //! before it as they are, and at most a folder whose name begins with a dot, which the next save removes.
@@ -25,7 +25,7 @@ use crate::files::{rename_durably, sync_folder};
 
 pub use manifest::{MANIFEST, Manifest};
 pub use newest::{Newest, newest_complete, step_folders};
-pub use state::TrainerState;
+pub use state::{RunIdentity, TrainerState};
 
 /// Name of the optimizer's file in a checkpoint.
 pub const OPTIMIZER: &str = "optimizer.safetensors";

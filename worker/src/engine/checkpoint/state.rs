@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use chrono::{DateTime, Local};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -51,6 +52,23 @@ pub struct RunIdentity {
 }
 
 impl TrainerState {
+    /// The state before the first step. `chat_time` is what chat templates are told to be the time.
+    pub fn new(chat_time: DateTime<Local>, run: RunIdentity) -> Self {
+        Self {
+            step: 0,
+            updates: 0,
+            skipped_in_a_row: 0,
+            skipped_steps: 0,
+            first_loss: None,
+            last_loss: None,
+            loss_ema: None,
+            training_seconds: 0.0,
+            tokens: 0,
+            chat_time: chat_time.to_rfc3339(),
+            run,
+        }
+    }
+
     /// Writes the state into a checkpoint's folder.
     ///
     /// # Errors

@@ -7,5 +7,5 @@ mod read;
 
 pub use encode::RowEncoder;
 pub use examples::{Example, Examples};
-pub use order::Order;
+pub use order::{MicroBatches, Order};
 pub use read::{DatasetReport, read_jsonl};

@@ -5,12 +5,13 @@ use std::io::Read;
 use std::path::Path;
 
 use rayon::prelude::*;
+use sha2::{Digest, Sha256};
 use trainyard_shared::dataset::{
     LineOverLimit, LineProblem, LineSplitter, MAX_KEPT_PROBLEMS, parse_row,
 };
 
 use super::{Example, Examples, RowEncoder};
-use crate::engine::EngineError;
+use crate::engine::{EngineError, device};
 
 /// Bytes that are read at once, and about as many that are tokenised at once.
 const BLOCK_BYTES: usize = 4 * 1024 * 1024;
@@ -30,6 +31,8 @@ pub struct DatasetReport {
     pub tokens: u64,
     /// Tokens that the loss falls on in one epoch.
     pub trained_tokens: u64,
+    /// SHA-256 of the file in hexadecimal.
+    pub sha256: String,
     /// What was wrong with the first bad rows.
     pub problems: Vec<LineProblem>,
 }
@@ -56,12 +59,14 @@ pub fn read_jsonl(
     let mut splitter = LineSplitter::new();
     let mut chunk = vec![0; BLOCK_BYTES];
     let mut lines = Vec::new();
+    let mut hasher = Sha256::new();
     let mut bytes = 0;
     loop {
         let count = file.read(&mut chunk).map_err(failed)?;
         if count == 0 || is_stopped() {
             break;
         }
+        hasher.update(&chunk[..count]);
         splitter.feed(&chunk[..count], |number, line| {
             lines.push((number, line.map(<[u8]>::to_vec)))
         });
@@ -73,6 +78,7 @@ pub fn read_jsonl(
     }
     splitter.finish(|number, line| lines.push((number, line.map(<[u8]>::to_vec))));
     reader.take(lines)?;
+    reader.report.sha256 = hex::encode(hasher.finalize());
     reader.finish()
 }
 
@@ -96,10 +102,12 @@ struct BlockReader<'a, 'b> {
 impl BlockReader<'_, '_> {
     fn take(&mut self, lines: Vec<Line>) -> Result<(), EngineError> {
         let encoder = self.encoder;
-        let outcomes: Vec<_> = lines
-            .into_par_iter()
-            .map(|(number, line)| (number, outcome(encoder, line)))
-            .collect();
+        let outcomes: Vec<_> = device::run(|| {
+            let lines = lines.into_par_iter();
+            lines
+                .map(|(number, line)| (number, outcome(encoder, line)))
+                .collect()
+        });
         for (number, outcome) in outcomes {
             match outcome {
                 Outcome::Encoded(example) if self.examples.push(&example) => {

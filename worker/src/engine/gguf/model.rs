@@ -40,6 +40,11 @@ impl GgufModel {
         })
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config

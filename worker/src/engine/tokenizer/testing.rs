@@ -39,6 +39,27 @@ pub(crate) fn bytes_json(control: &[&str], post_processor: Value) -> Value {
     })
 }
 
+/// The content of a `tokenizer.json` for the golden models, which know 128 tokens: printable ASCII,
+/// space and line end, and control tokens, ChatML's among them.
+pub(crate) fn ascii_json() -> Value {
+    let printable = (b'!'..=b'~').map(char::from).chain(['\u{120}', '\u{10a}']);
+    let vocab: serde_json::Map<_, _> = printable
+        .enumerate()
+        .map(|(id, byte)| (byte.to_string(), json!(id)))
+        .collect();
+    let mut json = bytes_json(&CONTROL[..5], Value::Null);
+    for (place, token) in json["added_tokens"]
+        .as_array_mut()
+        .into_iter()
+        .flatten()
+        .enumerate()
+    {
+        token["id"] = json!(vocab.len() + place);
+    }
+    json["model"]["vocab"] = vocab.into();
+    json
+}
+
 /// A post-processor that puts `bos` in front of every text.
 pub(crate) fn bos_first(bos: &str) -> Value {
     let id = 256

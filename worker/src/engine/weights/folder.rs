@@ -94,6 +94,11 @@ impl FolderWeights {
         }
     }
 
+    /// The files that hold the weights, in the order of their names.
+    pub fn files(&self) -> impl Iterator<Item = &[u8]> {
+        self.shards.iter().map(SafetensorsFile::bytes)
+    }
+
     /// Names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)

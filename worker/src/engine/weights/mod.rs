@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Local};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 use super::EngineError;
 use super::chat_template::Chat;
@@ -175,6 +176,19 @@ impl ModelFiles {
         ids.sort_unstable();
         ids.dedup();
         Ok(ids)
+    }
+
+    /// SHA-256 of the weights in hexadecimal: of the one file that holds them, or of the digests of
+    /// several files (32 bytes each, in the order of their names).
+    pub fn digest(&self) -> String {
+        let digests: Vec<_> = match &self.source {
+            Source::Folder { weights, .. } => weights.files().map(Sha256::digest).collect(),
+            Source::Gguf(model) => vec![Sha256::digest(model.bytes())],
+        };
+        match digests.as_slice() {
+            [one] => hex::encode(one),
+            several => hex::encode(Sha256::digest(several.concat())),
+        }
     }
 
     fn gguf(&self) -> Option<&GgufModel> {

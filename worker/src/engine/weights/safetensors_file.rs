@@ -74,6 +74,11 @@ impl SafetensorsFile {
         &self.path
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.file
+    }
+
     /// Names of all tensors, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

@@ -1,0 +1,112 @@
+//! What is published beside an adapter: the model card that says where it comes from.
+
+use std::fs;
+use std::path::Path;
+
+use super::EngineError;
+use super::adapter::AdapterConfig;
+use super::checkpoint::TrainerState;
+use super::data::DatasetReport;
+
+/// What a model card tells.
+#[derive(Debug)]
+pub struct ModelCard<'a> {
+    /// The run: its figures, data, config and base model.
+    pub state: &'a TrainerState,
+    /// What became of the data set's rows.
+    pub dataset: &'a DatasetReport,
+    /// The adapter.
+    pub adapter: &'a AdapterConfig,
+    /// SHA-256 over the base model's weights.
+    pub base_sha256: String,
+}
+
+/// Writes `README.md` into the adapter's folder, in the form that model hubs read.
+///
+/// # Errors
+/// [`EngineError::Io`] where the disk does not take it.
+pub fn write_card(folder: &Path, card: &ModelCard<'_>) -> Result<(), EngineError> {
+    let path = folder.join("README.md");
+    fs::write(&path, card.text()).map_err(|error| EngineError::io("write", path, error))
+}
+
+impl ModelCard<'_> {
+    fn text(&self) -> String {
+        let Self {
+            state,
+            dataset,
+            adapter,
+            base_sha256,
+        } = self;
+        let base_model = &state.run.base_model;
+        let figure =
+            |figure: Option<f64>| figure.map_or("none".to_owned(), |figure| format!("{figure:.4}"));
+        let mut text = String::new();
+        let mut line = |line: &str| {
+            text += line;
+            text.push('\n');
+        };
+        line("---");
+        line(&format!(
+            "base_model: {}",
+            serde_json::Value::from(base_model.as_str())
+        ));
+        line("library_name: peft");
+        line("pipeline_tag: text-generation");
+        line("tags:\n- lora\n- trainyard\n---\n");
+        line(&format!("# LoRA adapter for {base_model}\n"));
+        line(&format!(
+            "Made by Trainyard {}. Load it with PEFT: `PeftModel.from_pretrained(base, folder)`.\n",
+            env!("CARGO_PKG_VERSION")
+        ));
+        line("| | |\n| --- | --- |");
+        line(&format!("| base model | {base_model} |"));
+        line(&format!("| its weights, SHA-256 | `{base_sha256}` |"));
+        line(&format!(
+            "| data set, SHA-256 | `{}` |",
+            state.run.dataset_sha256
+        ));
+        line(&format!(
+            "| rows | {} trained on, {} dropped, {} skipped, {} cut |",
+            dataset.examples, dataset.dropped_rows, dataset.skipped_rows, dataset.truncated_rows
+        ));
+        line(&format!(
+            "| tokens an epoch | {}, of which {} are learned |",
+            dataset.tokens, dataset.trained_tokens
+        ));
+        line(&format!(
+            "| adapter | rank {}, alpha {}{} |",
+            adapter.r,
+            adapter.lora_alpha,
+            if adapter.use_rslora {
+                ", rank-stabilised"
+            } else {
+                ""
+            }
+        ));
+        line(&format!(
+            "| steps | {}, of which {} were skipped |",
+            state.step, state.skipped_steps
+        ));
+        line(&format!(
+            "| loss | {} at the start, {} at the end |",
+            figure(state.first_loss),
+            figure(state.last_loss)
+        ));
+        line(&format!(
+            "| smoothed loss at the end | {} |",
+            figure(state.loss_ema)
+        ));
+        line(&format!(
+            "| tokens trained | {} in {:.0} s |",
+            state.tokens, state.training_seconds
+        ));
+        line("\n## Config\n\n```json");
+        line(
+            &serde_json::to_string_pretty(&state.run.config)
+                .expect("a map of JSON values is written"),
+        );
+        line("```");
+        text
+    }
+}

@@ -1,0 +1,204 @@
+//! A training run: from a model's files and a data set to an adapter, with checkpoints on the way.
+//!
+//! 1. The data set is read and tokenised; bad data ends the run before the model is loaded.
+//! 2. The adapter is made, or taken from the checkpoint to go on from; the model is loaded.
+//! 3. Each optimizer step runs its micro-batches, divides by all tokens of the step that have a label,
+//!    and updates the adapter. A step whose loss or gradients are not finite is skipped and counted;
+//!    the third in a row ends the run as diverged.
+//! 4. Every `save_steps` steps, and when the run is stopped, a checkpoint is saved.
+//! 5. The adapter is published. Weights that are not finite are never written anywhere.
+//!
+//! Known gap: the tokens of all rows are in memory, four bytes each.
+
+mod event;
+mod progress;
+mod resume;
+mod steps;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use chrono::{DateTime, Local};
+use trainyard_shared::training::{MixedPrecision, TrainingConfig};
+
+use super::EngineError;
+use super::adapter::{self, AdapterConfig};
+use super::checkpoint::{RunIdentity, TrainerState};
+use super::data::{DatasetReport, Examples, Order, RowEncoder, read_jsonl};
+use super::model::{Llama, TrainModel};
+use super::optimizer::Optimizer;
+use super::weights::ModelFiles;
+use resume::Resumed;
+use steps::Trainer;
+
+pub use event::{CheckpointSaved, LogLevel, Started, StepReport, TrainingEvent, TrainingOutcome};
+
+/// Folder of the checkpoints within a run's output folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+/// Folder of the result within a run's output folder.
+pub const FINAL: &str = "final";
+
+/// What to train.
+#[derive(Debug)]
+pub struct TrainingRun<'a> {
+    /// The base model.
+    pub model: &'a ModelFiles,
+    /// What the base model is called, for the adapter's config and its model card.
+    pub base_model: String,
+    /// The data set, a file of JSON lines.
+    pub dataset: PathBuf,
+    /// Bad rows that may be skipped.
+    pub max_bad_rows: u64,
+    /// How to train.
+    pub config: TrainingConfig,
+    /// Checkpoints go to `checkpoints/step-N`, the result to `final` in this folder.
+    pub output_dir: PathBuf,
+    /// The checkpoint folder to go on from.
+    pub resume_from: Option<PathBuf>,
+}
+
+/// Runs to the end, or until `is_stopped` says so: it is asked before every micro-batch.
+///
+/// # Errors
+/// Whatever [`EngineError`] ends the run. Checkpoints that were saved stay.
+pub fn train(
+    run: &TrainingRun<'_>,
+    is_stopped: &dyn Fn() -> bool,
+    on_event: &mut dyn FnMut(TrainingEvent),
+) -> Result<TrainingOutcome, EngineError> {
+    let mut log = |level, line: String| on_event(TrainingEvent::Log { level, line });
+    let resumed = run.resume_from.as_deref().map(Resumed::open).transpose()?;
+    let chat_time = match &resumed {
+        Some(resumed) => resumed.chat_time()?,
+        None => Local::now(),
+    };
+    let read = read_data(run, chat_time, is_stopped, &mut log);
+    if is_stopped() {
+        return Ok(TrainingOutcome::Stopped {
+            step: 0,
+            checkpoint: None,
+        });
+    }
+    let (examples, dataset) = read?;
+    announce(
+        &run.config,
+        &dataset,
+        run.model.config.max_position_embeddings,
+        &mut log,
+    );
+    let identity = RunIdentity {
+        base_model: run.base_model.clone(),
+        dataset_sha256: dataset.sha256.clone(),
+        examples: dataset.examples,
+        config: run.config.to_map(),
+    };
+    let adapter_config = AdapterConfig::from_training(&run.config, &run.base_model);
+    let adapter = match &resumed {
+        Some(resumed) => resumed.adapter(run, &adapter_config, &identity, &mut log)?,
+        None => adapter::fresh(&adapter_config, &run.model.config, run.config.seed)?,
+    };
+    let mut model = TrainModel::new(Arc::new(Llama::load(run.model)?), &adapter)?;
+    model.set_gradient_checkpointing(run.config.gradient_checkpointing);
+    let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
+    let state = match resumed {
+        Some(resumed) => {
+            resumed.restore(&mut optimizer, &mut model)?;
+            TrainerState {
+                run: identity,
+                ..resumed.state
+            }
+        }
+        None => TrainerState::new(chat_time, identity),
+    };
+    let order = Order::new(&examples, &run.config);
+    let total_steps = run
+        .config
+        .max_steps
+        .unwrap_or(u64::from(run.config.epochs) * order.steps_per_epoch());
+    let trainable_parameters = model.trainable_count();
+    on_event(TrainingEvent::Started(Started {
+        total_steps,
+        resumed_from_step: state.step,
+        trainable_parameters,
+        total_parameters: run.model.config.parameter_count() + trainable_parameters,
+        dataset: dataset.clone(),
+    }));
+    Trainer::new(
+        run,
+        adapter_config,
+        (examples, dataset, order),
+        (model, optimizer, state),
+        total_steps,
+    )
+    .run(is_stopped, on_event)
+}
+
+fn read_data(
+    run: &TrainingRun<'_>,
+    chat_time: DateTime<Local>,
+    is_stopped: &dyn Fn() -> bool,
+    log: &mut dyn FnMut(LogLevel, String),
+) -> Result<(Examples, DatasetReport), EngineError> {
+    let chat = run.model.chat(chat_time)?;
+    if !chat.has_own_template() {
+        log(
+            LogLevel::Info,
+            "the model has no chat template: chats are rendered as ChatML".into(),
+        );
+    }
+    let encoder = RowEncoder {
+        chat: &chat,
+        train_on: run.config.train_on,
+        max_length: run.config.max_length as usize,
+        vocab_size: run.model.config.vocab_size,
+    };
+    read_jsonl(&run.dataset, &encoder, run.max_bad_rows, is_stopped)
+}
+
+/// Says in the log what is done otherwise than one might expect.
+fn announce(
+    config: &TrainingConfig,
+    dataset: &DatasetReport,
+    max_positions: usize,
+    log: &mut dyn FnMut(LogLevel, String),
+) {
+    const SHOWN_PROBLEMS: usize = 10;
+    let counts = [
+        (dataset.skipped_rows, "bad rows are skipped"),
+        (
+            dataset.dropped_rows,
+            "rows with nothing to learn are dropped",
+        ),
+        (dataset.truncated_rows, "rows are cut to max_length"),
+    ];
+    for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+        log(LogLevel::Warning, format!("{count} {what}"));
+    }
+    for problem in dataset.problems.iter().take(SHOWN_PROBLEMS) {
+        log(
+            LogLevel::Warning,
+            format!("line {}: {}", problem.line, problem.message),
+        );
+    }
+    let max_length = config.max_length;
+    if max_length as usize > max_positions {
+        let line = format!(
+            "max_length {max_length} is beyond the {max_positions} positions that the model was made for"
+        );
+        log(LogLevel::Warning, line);
+    }
+    if matches!(
+        config.mixed_precision,
+        MixedPrecision::Bf16 | MixedPrecision::Fp16
+    ) {
+        log(
+            LogLevel::Warning,
+            "mixed_precision: a CPU computes in f32".into(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod golden_tests;
+#[cfg(test)]
+mod tests;
