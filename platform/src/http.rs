@@ -17,8 +17,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, dashboards, datasets, enrollment_keys, health, jobs, openapi, storage, users,
-    workers,
+    artifacts, auth, dashboards, datasets, enrollment_keys, health, jobs, models, openapi, storage,
+    users, workers,
 };
 
 pub use access_log::access_log;
@@ -91,6 +91,8 @@ pub fn routes() -> Vec<Route> {
             "/api/jobs/{id}/artifacts/{path:.*}",
             jobs::history_routes::artifact,
         ),
+        // Models
+        get("/api/models", models::list),
         // Sockets
         get("/ws/worker", workers::socket::open),
         get("/ws/user/{id}", dashboards::socket::open),

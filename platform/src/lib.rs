@@ -15,6 +15,7 @@ pub mod http;
 pub mod jobs;
 pub mod logging;
 pub mod metrics;
+pub mod models;
 pub mod openapi;
 pub mod server;
 pub mod sockets;

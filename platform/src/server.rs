@@ -1,7 +1,11 @@
 //! Wires the platform together, top to bottom, and takes it apart in the opposite order.
 
+use actix_web::dev::{Extensions, ServerHandle};
 use actix_web::middleware::from_fn;
-use actix_web::{App, HttpServer, dev::ServerHandle, web};
+use actix_web::rt::net::TcpStream;
+use actix_web::{App, HttpServer, web};
+use socket2::SockRef;
+use std::any::Any;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -27,6 +31,8 @@ use crate::{datasets, http};
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an idle connection is kept for its next request.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
+/// A peer that acknowledges nothing, or takes nothing, for so long loses its connection.
+const UNTAKEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long requests may take to end once the platform stops.
 const SHUTDOWN_SECONDS: u64 = 10;
 /// Threads that serve connections.
@@ -184,6 +190,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     .client_request_timeout(REQUEST_HEAD_TIMEOUT)
     .keep_alive(KEEP_ALIVE)
     .tcp_nodelay(true)
+    .on_connect(limit_untaken)
     .shutdown_timeout(SHUTDOWN_SECONDS)
     .disable_signals()
     .listen(listener)
@@ -216,6 +223,17 @@ impl RunningServer {
         self.revocations.abort();
         self.actors.stop().await;
         tracing::info!("platform stopped");
+    }
+}
+
+/// Lets the kernel end a connection whose peer is gone or does not read: nobody else would notice while bytes
+/// wait to be sent. Other systems than Linux have their own, longer limits.
+fn limit_untaken(connection: &dyn Any, _: &mut Extensions) {
+    #[cfg(target_os = "linux")]
+    if let Some(tcp) = connection.downcast_ref::<TcpStream>()
+        && let Err(error) = SockRef::from(tcp).set_tcp_user_timeout(Some(UNTAKEN_TIMEOUT))
+    {
+        tracing::debug!(%error, "no limit for what a peer does not take");
     }
 }
 

@@ -1,5 +1,6 @@
 //! What the WebSockets of workers and dashboards have in common.
 
+mod frame_guard;
 pub mod incoming;
 pub mod outgoing;
 pub mod queue;
@@ -14,6 +15,7 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 
 use crate::error::{ApiError, ErrorCode};
+use frame_guard::GuardedPayload;
 use outgoing::{Frames, Outgoing};
 
 /// How long the other side may take to read what is sent before a close.
@@ -62,6 +64,7 @@ pub fn start<S: Session>(
     let mut response = ws::handshake(request)
         .map_err(|error| ApiError::new(ErrorCode::InvalidRequest, error.to_string()))?;
     let codec = Codec::new().max_size(max_frame_bytes);
+    let payload = GuardedPayload::new(payload, max_frame_bytes);
     let mut running = WebsocketContext::with_codec(session, payload, codec);
     actix_web::rt::spawn(async move {
         // The actor writes into its `Outgoing` only; polling this is what runs it.
@@ -69,3 +72,6 @@ pub fn start<S: Session>(
     });
     Ok(response.streaming(frames))
 }
+
+#[cfg(test)]
+mod tests;

@@ -274,7 +274,11 @@ impl Handler<PublishWorker> for Dashboards {
     type Result = ();
 
     fn handle(&mut self, news: PublishWorker, _: &mut Context<Self>) {
-        let before = self.worker_status.insert(news.worker, news.status);
+        let before = match news.status {
+            // It may never come back.
+            WorkerStatus::Offline => self.worker_status.remove(&news.worker),
+            status => self.worker_status.insert(news.worker, status),
+        };
         let replaceable = before == Some(news.status);
         for watcher in self.sessions.values() {
             Self::push(watcher, &news.text, Topic::Worker(news.worker), replaceable);

@@ -12,7 +12,7 @@ use crate::actors::Actors;
 use crate::auth::{Credential, Revocation, Revocations, Role, ws_tokens};
 use crate::database::{Database, DatabaseError, now};
 use crate::error::{ApiError, ErrorCode};
-use crate::http::{PathId, StrictQuery};
+use crate::http::StrictQuery;
 use crate::server::AppState;
 use crate::sockets;
 use crate::sockets::outgoing::Outgoing;
@@ -40,7 +40,6 @@ pub struct Token {
 pub async fn open(
     state: web::Data<AppState>,
     request: HttpRequest,
-    PathId(user): PathId<UserId>,
     StrictQuery(query): StrictQuery<Token>,
     payload: web::Payload,
 ) -> Result<HttpResponse, ApiError> {
@@ -49,9 +48,12 @@ pub async fn open(
         ApiError::new(ErrorCode::Unauthenticated, message)
     };
     let token = query.token.ok_or_else(refused)?;
+    // Whatever else is wrong, the token is used up.
+    let path = request.match_info().get("id").unwrap_or_default();
+    let user = path.parse::<UserId>().map_or(0, UserId::get);
     let owner = state
         .database
-        .write::<_, DatabaseError, _>(move |c| ws_tokens::redeem(c, &token, user.get(), now()))
+        .write::<_, DatabaseError, _>(move |c| ws_tokens::redeem(c, &token, user, now()))
         .await?
         .ok_or_else(refused)?;
     let max_frame_bytes = state.config.max_frame_bytes;

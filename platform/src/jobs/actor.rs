@@ -15,10 +15,11 @@ use trainyard_shared::ids::UserId;
 
 use super::commit::{CommitError, commit};
 use super::directory::JobError;
-use super::event::{Answer, Effect, Event, Outcome, Record, Transition};
+use super::event::{Answer, Effect, Event, News, Outcome, Record, Transition};
 use super::news;
 use super::orders;
-use super::state::{JobState, JobTiming};
+use super::phase::{JobTiming, Phase};
+use super::state::JobState;
 use super::store::{self, JobFacts, StoredJob};
 use crate::actors::Actors;
 use crate::artifacts;
@@ -28,6 +29,7 @@ use crate::dashboards::hub::{SessionId, Subscribe, Subscribed};
 use crate::database::{DatabaseError, now};
 use crate::metrics::writer::Flush;
 use crate::workers::lease::Lease;
+use crate::workers::supervisor::Release;
 
 /// A job that nobody asks for and that is with no worker leaves the memory after this time.
 const IDLE: Duration = Duration::from_secs(60);
@@ -59,6 +61,11 @@ pub struct Apply {
     /// The right to be heard of the worker's connection on which it came.
     pub lease: Option<Lease>,
 }
+
+/// This has happened. The job deals with it, and tries again when the database fails.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Happened(pub Event);
 
 /// How does the job stand?
 #[derive(Message)]
@@ -140,7 +147,7 @@ impl JobActor {
                         job.revision = carried.revision;
                         job.schedule(context);
                         for event in carried.follow_up {
-                            context.notify(Follow(event));
+                            context.notify(Happened(event));
                         }
                         Ok(carried.answer)
                     }
@@ -154,20 +161,36 @@ impl JobActor {
         )
     }
 
-    /// Takes the state from the database. Waiting times begin anew; who is connected is still known.
+    /// Takes the state from the database, and makes up for what could not be told while it was unknown.
+    /// Waiting times begin anew; who is connected is still known.
     fn reread(&self) -> ActFuture<()> {
-        let database = self.actors.database.clone();
-        let (id, now) = (self.facts.id, self.now());
-        let reading = async move { database.read(move |c| store::load(c, id, now)).await };
+        let (actors, facts) = (self.actors.clone(), self.facts.clone());
+        let (before, timing, now) = (self.state.clone(), self.timing, self.now());
+        let reading = async move {
+            let id = facts.id;
+            let read = actors.database.read(move |c| store::load(c, id, now));
+            let Some(mut stored) = read.await? else {
+                return Ok(None);
+            };
+            stored.state.after_restart(now, &timing);
+            stored.state.awaiting_worker &= before.awaiting_worker;
+            reconcile(&actors, &facts, &before, &stored.state).await;
+            Ok(Some(stored))
+        };
         Box::pin(reading.into_actor(self).map(
             |stored: Result<_, DatabaseError>, job, context| match stored {
                 Ok(Some(stored)) => {
-                    let awaiting = job.state.awaiting_worker;
                     job.state = stored.state;
-                    job.state.after_restart(job.now(), &job.timing);
-                    job.state.awaiting_worker &= awaiting;
                     job.revision = stored.revision;
                     job.schedule(context);
+                    if let Phase::Assigned { worker, .. } = job.state.phase {
+                        let (holds, first) = (false, true);
+                        context.notify(Happened(Event::WorkerHolds {
+                            worker,
+                            holds,
+                            first,
+                        }));
+                    }
                 }
                 Ok(None) => job.end(context),
                 Err(error) => {
@@ -199,7 +222,7 @@ impl JobActor {
                 return;
             }
             job.deadline = None;
-            context.notify(Follow(Event::DeadlinePassed));
+            context.notify(Happened(Event::DeadlinePassed));
         });
         self.deadline = Some((at, handle));
     }
@@ -214,6 +237,23 @@ impl JobActor {
         if idle && self.state.phase.worker().is_none() {
             self.end(context);
         }
+    }
+}
+
+/// Tells others what the database turned out to hold.
+async fn reconcile(actors: &Actors, facts: &JobFacts, before: &JobState, after: &JobState) {
+    let change = news::Change { before, after };
+    news::publish(actors, facts, News::Update, &change).await;
+    if let Some(worker) = before.phase.worker()
+        && after.phase.worker() != Some(worker)
+    {
+        let release = Release {
+            worker,
+            job: facts.id,
+            said_by_worker: false,
+        };
+        // Fails only when the platform stops.
+        let _ = actors.supervisor.send(release).await;
     }
 }
 
@@ -338,11 +378,6 @@ fn failed(error: DatabaseError) -> Failed {
     }
 }
 
-/// Something that follows from what the job itself has done.
-#[derive(Message)]
-#[rtype(result = "()")]
-struct Follow(Event);
-
 impl Actor for JobActor {
     type Context = Context<Self>;
 
@@ -365,15 +400,15 @@ impl Handler<Apply> for JobActor {
     }
 }
 
-impl Handler<Follow> for JobActor {
+impl Handler<Happened> for JobActor {
     type Result = AtomicResponse<Self, ()>;
 
-    fn handle(&mut self, Follow(event): Follow, _: &mut Context<Self>) -> Self::Result {
+    fn handle(&mut self, Happened(event): Happened, _: &mut Context<Self>) -> Self::Result {
         let again = event.clone();
         AtomicResponse::new(Box::pin(self.apply(event).map(|answer, job, context| {
             if let Err(error) = answer {
-                tracing::error!(job.id = %job.facts.id, %error, "what follows is tried again");
-                context.notify_later(Follow(again), LATE);
+                tracing::error!(job.id = %job.facts.id, %error, "what has happened is tried again");
+                context.notify_later(Happened(again), LATE);
             }
         })))
     }

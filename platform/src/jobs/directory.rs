@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use actix::prelude::*;
 use trainyard_shared::ids::JobId;
 
-use super::actor::{Apply, JobActor};
+use super::actor::{Apply, Happened, JobActor};
 use super::event::{Answer, Event};
 use super::store;
 use crate::actors::Actors;
@@ -82,6 +82,27 @@ impl JobDirectory {
             lease: Some(lease.clone()),
         })
         .await?
+    }
+
+    /// Tells a job that something has happened, without waiting for what it makes of it. The job itself tries
+    /// again when the database fails.
+    ///
+    /// # Errors
+    /// [`JobError`]: the job does not know.
+    pub async fn tell(&self, actors: &Actors, job: JobId, event: Event) -> Result<(), JobError> {
+        for _ in 0..TRIES {
+            let actor = self.actor(actors, job).await?;
+            let told = match actor.try_send(Happened(event.clone())) {
+                Ok(()) => true,
+                Err(SendError::Full(happened)) => actor.send(happened).await.is_ok(),
+                Err(SendError::Closed(_)) => false,
+            };
+            if told {
+                return Ok(());
+            }
+            self.forget(job, &actor);
+        }
+        Err(DatabaseError::Stopped.into())
     }
 
     /// Starts the job's actor, so that its deadlines are watched.

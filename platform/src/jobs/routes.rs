@@ -251,14 +251,23 @@ pub async fn stop(
 #[utoipa::path(post, path = "/api/jobs/{id}/resume", tag = "jobs", params(("id" = i64, Path)), responses(
     (status = 200, body = JobView, description = "the job, queued"),
     (status = 404, description = "no such job"),
-    (status = 409, description = "the job has not ended, or has completed"),
+    (status = 409, description = "the job has not ended, or has completed, or its data set is deleted"),
 ))]
 pub async fn resume(
     state: web::Data<AppState>,
     user: CurrentUser,
     PathId(id): PathId<JobId>,
 ) -> Result<web::Json<JobView>, ApiError> {
-    changeable(&state, &user, id).await?;
+    let dataset = changeable(&state, &user, id).await?.dataset_id;
+    let read = move |c: &mut _| datasets::store::get(c, dataset);
+    match state.database.read(read).await {
+        Ok(_) => {}
+        Err(DatabaseError::NotFound) => {
+            let message = "the job's data set has been deleted";
+            return Err(ApiError::new(ErrorCode::Conflict, message));
+        }
+        Err(error) => return Err(error.into()),
+    }
     if apply(&state, id, Event::ResumeAsked).await? == Answer::Refused {
         let row = visible(&state, &user, id).await?;
         return Err(match row.job_status()? {
@@ -312,9 +321,10 @@ pub(super) async fn visible(
     Ok(row)
 }
 
-async fn changeable(state: &AppState, user: &CurrentUser, id: JobId) -> Result<(), ApiError> {
+async fn changeable(state: &AppState, user: &CurrentUser, id: JobId) -> Result<JobRow, ApiError> {
     let row = visible(state, user, id).await?;
-    user.require_change(row.owner_id, "job")
+    user.require_change(row.owner_id, "job")?;
+    Ok(row)
 }
 
 async fn apply(state: &AppState, id: JobId, event: Event) -> Result<Answer, ApiError> {

@@ -2,9 +2,11 @@
 //! and the count of messages that had to be answered with `error`.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use actix_http::ws::{Item, Message, ProtocolError};
+use actix_web::error::PayloadError;
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use trainyard_shared::frame::{MAX_ERRORS_PER_MINUTE, close};
@@ -139,24 +141,23 @@ fn fault(code: u16, reason: &'static str) -> Received {
 }
 
 fn fault_of(error: &ProtocolError) -> Fault {
+    let fault = |code, reason| Fault { code, reason };
     match error {
-        ProtocolError::Overflow => Fault {
-            code: close::TOO_BIG,
-            reason: "the frame is too large",
+        ProtocolError::Overflow => fault(close::TOO_BIG, "the frame is too large"),
+        // The reader turns what the payload ends with, and what is no UTF-8, into I/O errors: their text is all
+        // that is left of them.
+        ProtocolError::Io(error) => match error.to_string() {
+            text if text == PayloadError::Overflow.to_string() => {
+                fault(close::TOO_BIG, "the frame is too large")
+            }
+            text if text.contains("utf-8") => fault(close::INVALID_UTF8, "text must be UTF-8"),
+            text if error.kind() == ErrorKind::InvalidData => {
+                tracing::debug!(text, "broken frame");
+                fault(PROTOCOL_ERROR, "not a WebSocket frame")
+            }
+            _ => fault(close::GOING_AWAY, "the connection broke off"),
         },
-        // The reader wraps what is no UTF-8 into an I/O error; there is no other way to know it.
-        ProtocolError::Io(error) if error.to_string().contains("utf-8") => Fault {
-            code: close::INVALID_UTF8,
-            reason: "text must be UTF-8",
-        },
-        ProtocolError::Io(_) => Fault {
-            code: close::GOING_AWAY,
-            reason: "the connection broke off",
-        },
-        _ => Fault {
-            code: PROTOCOL_ERROR,
-            reason: "not a WebSocket frame",
-        },
+        _ => fault(PROTOCOL_ERROR, "not a WebSocket frame"),
     }
 }
 

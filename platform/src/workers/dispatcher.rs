@@ -10,11 +10,13 @@
 use std::time::Duration;
 
 use actix::prelude::*;
+use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::placement::place;
 use super::supervisor::{Claim, GetFree, Unclaim};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
+use crate::jobs::actor::GetState;
 use crate::jobs::event::{Answer, Event};
 use crate::jobs::store;
 
@@ -85,14 +87,26 @@ async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
             Ok(Answer::Taken) => {
                 tracing::info!(job.id = %job, worker.id = %worker, "job is assigned");
             }
-            not_taken => {
+            Ok(not_taken) => {
                 tracing::info!(job.id = %job, ?not_taken, "job is not assigned");
-                // Fails only when the platform stops.
-                let _ = actors.supervisor.send(Unclaim { worker, job }).await;
+                unclaim(&actors, worker, job).await;
+            }
+            Err(error) => {
+                tracing::warn!(job.id = %job, %error, "job could not be assigned");
+                // It may be assigned all the same: then the worker is its own.
+                let state = actors.jobs.ask(&actors, job, || GetState).await;
+                if !state.is_ok_and(|state| state.phase.worker() == Some(worker)) {
+                    unclaim(&actors, worker, job).await;
+                }
             }
         }
     }
     Ok(())
+}
+
+async fn unclaim(actors: &Actors, worker: WorkerId, job: JobId) {
+    // Fails only when the platform stops.
+    let _ = actors.supervisor.send(Unclaim { worker, job }).await;
 }
 
 impl Actor for Dispatcher {

@@ -3,8 +3,7 @@
 //! 1. Sessions report what happens on their connection; signs of life are noted in the connection's lease.
 //! 2. [`Fleet`] decides; its effects are carried out in their order.
 //! 3. Every `WORKER_CHECK_INTERVAL` all workers are looked at; pings run out in between.
-//! 4. News for jobs goes out through one queue, in order; the loss of a worker is repeated until the job has
-//!    taken it.
+//! 4. News for jobs goes out through one queue, in order, and is repeated until the job's actor has it.
 //!
 //! The supervisor waits for nobody. Known gap: when a session's mailbox is full, what was to be sent is
 //! dropped and the connection ended; the worker is asked about its job when it comes back.
@@ -444,10 +443,24 @@ impl Supervisor {
         }
     }
 
+    /// Not an interval: after a pause that would make up for every check that was missed, at once.
+    fn check_later(&self, context: &mut Context<Self>) {
+        let interval = self.actors.config.worker_check_interval;
+        context.run_later(interval, |supervisor, context| {
+            supervisor.check(context);
+            supervisor.check_later(context);
+        });
+    }
+
     fn check(&mut self, context: &mut Context<Self>) {
         self.listen();
         let effects = self.fleet.check(self.now());
         self.carry_out(effects, context);
+        for (&worker, entry) in &self.workers {
+            if entry.link.is_some() {
+                self.seen.insert(worker, self.seen_at(worker));
+            }
+        }
     }
 
     fn save_last_seen(&mut self) {
@@ -467,16 +480,15 @@ impl Supervisor {
     }
 }
 
-/// Tells jobs what became of their workers, in order.
+/// Tells jobs what became of their workers, in order. A job takes it in its own time.
 async fn carry_news(actors: Actors, mut news: mpsc::UnboundedReceiver<(JobId, Event)>) {
     while let Some((job, event)) = news.recv().await {
-        match actors.jobs.apply(&actors, job, event.clone()).await {
-            Ok(_) | Err(JobError::NotFound) => {}
-            Err(error) if matches!(event, Event::WorkerLost(_)) => {
-                tracing::error!(job.id = %job, %error, "the loss of its worker is told again");
+        match actors.jobs.tell(&actors, job, event.clone()).await {
+            Ok(()) | Err(JobError::NotFound) => {}
+            Err(error) => {
+                tracing::error!(job.id = %job, %error, "news of its worker is told again");
                 actix::spawn(insist(actors.clone(), job, event));
             }
-            Err(error) => tracing::warn!(job.id = %job, %error, "news of its worker was not taken"),
         }
     }
 }
@@ -484,8 +496,8 @@ async fn carry_news(actors: Actors, mut news: mpsc::UnboundedReceiver<(JobId, Ev
 async fn insist(actors: Actors, job: JobId, event: Event) {
     loop {
         tokio::time::sleep(RETRY_DELAY).await;
-        match actors.jobs.apply(&actors, job, event.clone()).await {
-            Ok(_) | Err(JobError::NotFound) => return,
+        match actors.jobs.tell(&actors, job, event.clone()).await {
+            Ok(()) | Err(JobError::NotFound) => return,
             Err(_) => {}
         }
     }
@@ -504,9 +516,7 @@ impl Actor for Supervisor {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.news = Some(sender);
         actix::spawn(carry_news(self.actors.clone(), receiver));
-        context.run_interval(self.actors.config.worker_check_interval, |act, context| {
-            act.check(context);
-        });
+        self.check_later(context);
         context.run_interval(SAVE_INTERVAL, |act, _| act.save_last_seen());
     }
 }
