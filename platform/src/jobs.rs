@@ -9,6 +9,7 @@ pub mod history;
 pub mod history_routes;
 pub mod news;
 mod orders;
+pub mod phase;
 pub mod progress;
 pub mod routes;
 pub mod state;

@@ -68,7 +68,8 @@ class Channel:
     """One WebSocket that carries JSON text frames."""
 
     def __init__(self, url):
-        self.ws = connect(url, open_timeout=DEADLINE_SECONDS, proxy=None)
+        self.context = contextlib.ExitStack()
+        self.ws = self.context.enter_context(connect(url, open_timeout=DEADLINE_SECONDS, proxy=None))
 
     def send(self, message):
         self.ws.send(json.dumps(message))
@@ -85,7 +86,7 @@ class Channel:
             assert time.monotonic() < end, f"no {kind} {fields} among {passed}"
 
     def close(self):
-        self.ws.close()
+        self.context.close()
 
 
 class Platform:

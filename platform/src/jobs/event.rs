@@ -21,7 +21,7 @@ pub enum Event {
         /// The attempt that it names, if it names one.
         attempt: Option<u32>,
         /// What it says.
-        report: Report,
+        report: Box<Report>,
     },
     /// Somebody wants it stopped.
     StopAsked,
@@ -182,6 +182,16 @@ pub struct Outcome {
     pub effects: Vec<Effect>,
     /// What to answer.
     pub answer: Answer,
+}
+
+impl Event {
+    /// What a worker said, if that is what happened.
+    pub fn report(&self) -> Option<&Report> {
+        match self {
+            Self::Reported { report, .. } => Some(report),
+            _ => None,
+        }
+    }
 }
 
 impl TransitionKind {

@@ -96,11 +96,7 @@ impl Order<'_> {
     }
 
     fn point(&self) -> Option<Point> {
-        let Event::Reported {
-            report: Report::Progress(data),
-            ..
-        } = self.event
-        else {
+        let Some(Report::Progress(data)) = self.event.report() else {
             return None;
         };
         Some(Point {
@@ -112,11 +108,7 @@ impl Order<'_> {
     }
 
     fn line(&self) -> Option<Line> {
-        let Event::Reported {
-            report: Report::Logged(data),
-            ..
-        } = self.event
-        else {
+        let Some(Report::Logged(data)) = self.event.report() else {
             return None;
         };
         Some(Line {
@@ -134,12 +126,12 @@ impl Order<'_> {
         Event::Reported {
             worker,
             attempt: Some(self.state.attempt),
-            report: Report::Failed(JobFailedData {
+            report: Box::new(Report::Failed(JobFailedData {
                 error: format!("the platform could not send the job: {}", error.message()),
                 step: None,
                 last_checkpoint: None,
                 failure_kind: Some(FailureKind::Internal),
-            }),
+            })),
         }
     }
 

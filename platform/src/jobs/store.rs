@@ -13,8 +13,9 @@ use trainyard_shared::message::{JobCompletedData, JobStartedData, TrainingProgre
 use trainyard_shared::{FailureKind, JobStatus};
 
 use super::failure::Failure;
+use super::phase::{CheckpointMark, Phase};
 use super::progress::Progress;
-use super::state::{CheckpointMark, JobState, Phase};
+use super::state::JobState;
 use crate::clock::Moment;
 use crate::database::schema::{checkpoints, job_attempts, job_events, jobs, users};
 use crate::database::{DatabaseError, DbConnection, from_json_text, last_insert_id, to_json_text};

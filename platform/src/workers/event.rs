@@ -1,7 +1,10 @@
-//! The words of the workers' state machine: what a worker says of itself, and what follows from it.
+//! The words of the workers' state machine: what a worker says of itself, what follows from it, and how it is
+//! shown.
 
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::ids::{JobId, WorkerId};
+
+use crate::clock::Moment;
 
 /// Numbers the connections of a worker. Only events of the current one count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -86,4 +89,32 @@ pub enum CloseReason {
     KeyReplaced,
     /// The worker was deleted.
     Deleted,
+}
+
+/// How a worker is, for those who show it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerView {
+    /// What it does.
+    pub status: WorkerStatus,
+    /// Whether it has a connection now.
+    pub connected: bool,
+    /// The job that is with it.
+    pub holds: Option<JobId>,
+    /// When it was last heard of, if ever since the platform's start.
+    pub last_heard: Option<Moment>,
+    /// Whether it can be given work now.
+    pub available: bool,
+    /// Whether it is to be given nothing new.
+    pub draining: bool,
+}
+
+/// What becomes of a command about a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// It goes out on that connection.
+    On(Generation),
+    /// The worker is away; it is asked about the job when it comes back.
+    Away,
+    /// The job is not with that worker (any more).
+    NotHolding,
 }

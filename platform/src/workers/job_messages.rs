@@ -71,7 +71,7 @@ impl JobMessage {
         Event::Reported {
             worker,
             attempt: self.attempt,
-            report: self.report,
+            report: Box::new(self.report),
         }
     }
 }

@@ -309,6 +309,7 @@ impl WorkerSession {
         let database = self.state.database.clone();
         let supervisor = self.state.actors.supervisor.clone();
         let session = context.address();
+        let outgoing = self.outgoing.clone();
         let entering = async move {
             let key = presented.api_key.clone();
             let proved = database
@@ -317,6 +318,7 @@ impl WorkerSession {
             let connect = Connect {
                 worker: proved.worker.clone(),
                 session,
+                outgoing,
             };
             let lease = supervisor
                 .send(connect)

@@ -11,14 +11,15 @@
 //! 4. A check that comes twice its period after the last one or later finds a platform that was paused: it
 //!    is skipped, so that what has arrived meanwhile is read first.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::event::{
-    CloseReason, FleetEffect as Effect, Generation, ReportedBy, SelfReport, WorkerNews,
+    CloseReason, Delivery, FleetEffect as Effect, Generation, ReportedBy, SelfReport, WorkerNews,
+    WorkerView,
 };
 use crate::clock::Moment;
 
@@ -41,6 +42,8 @@ pub struct FleetTiming {
 pub struct Fleet {
     timing: FleetTiming,
     members: BTreeMap<WorkerId, Member>,
+    /// When something may be due with a worker between the checks.
+    wakes: BTreeSet<(Moment, WorkerId)>,
     last_check: Moment,
     next_generation: u64,
 }
@@ -85,40 +88,13 @@ struct Ping {
     answer_by: Moment,
 }
 
-/// How a worker is, for those who show it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WorkerView {
-    /// What it does.
-    pub status: WorkerStatus,
-    /// Whether it has a connection now.
-    pub connected: bool,
-    /// The job that is with it.
-    pub holds: Option<JobId>,
-    /// When it was last heard of, if ever since the platform's start.
-    pub last_heard: Option<Moment>,
-    /// Whether it can be given work now.
-    pub available: bool,
-    /// Whether it is to be given nothing new.
-    pub draining: bool,
-}
-
-/// What becomes of a command about a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Delivery {
-    /// It goes out on that connection.
-    On(Generation),
-    /// The worker is away; it is asked about the job when it comes back.
-    Away,
-    /// The job is not with that worker (any more).
-    NotHolding,
-}
-
 impl Fleet {
     /// An empty fleet; checks are counted from `now`.
     pub fn new(timing: FleetTiming, now: Moment) -> Self {
         Self {
             timing,
             members: BTreeMap::new(),
+            wakes: BTreeSet::new(),
             last_check: now,
             next_generation: 1,
         }
@@ -202,6 +178,9 @@ impl Fleet {
         }
         effects.extend(member.availability(worker, now));
         effects.push(Effect::Show(worker));
+        if !again {
+            self.wakes.insert((settles_at, worker));
+        }
         effects
     }
 
@@ -407,6 +386,7 @@ impl Fleet {
                         sent_at: now,
                         answer_by,
                     });
+                    self.wakes.insert((answer_by, worker));
                     effects.push(Effect::Ping(worker));
                 }
                 Link::None | Link::Authenticated(_) => effects.extend(member.lose(worker, now)),
@@ -418,35 +398,23 @@ impl Fleet {
     /// What is due at `now` between the checks: unanswered pings, workers that have settled.
     pub fn tick(&mut self, now: Moment) -> Vec<Effect> {
         let mut effects = Vec::new();
-        for (&worker, member) in &mut self.members {
-            if let Some(ping) = member.ping {
-                if member.last_heard > ping.sent_at {
-                    member.ping = None;
-                } else if ping.answer_by + self.timing.ping_grace < now {
-                    // So late a tick means a pause: the answer may lie unread in a buffer.
-                    member.ping = Some(Ping {
-                        answer_by: now + self.timing.ping_grace,
-                        ..ping
-                    });
-                } else if ping.answer_by <= now {
-                    effects.extend(member.lose(worker, now));
-                }
-            }
-            if member.settles_at.is_some_and(|at| at <= now) {
-                member.settles_at = None;
-                effects.extend(member.availability(worker, now));
-            }
+        while let Some((at, worker)) = self.wakes.first().copied().filter(|(at, _)| *at <= now) {
+            self.wakes.remove(&(at, worker));
+            let Some(member) = self.members.get_mut(&worker) else {
+                continue;
+            };
+            effects.extend(member.wake(worker, now, self.timing.ping_grace));
+            // What was put off is looked at again; the rest of what is due lies behind.
+            let next = member.ping.map(|ping| ping.answer_by);
+            self.wakes
+                .extend(next.filter(|at| *at > now).map(|at| (at, worker)));
         }
         effects
     }
 
     /// When [`Fleet::tick`] is due next.
     pub fn next_tick(&self) -> Option<Moment> {
-        self.members
-            .values()
-            .flat_map(|member| [member.ping.map(|ping| ping.answer_by), member.settles_at])
-            .flatten()
-            .min()
+        self.wakes.first().map(|(at, _)| *at)
     }
 
     /// Whether a command about `job` can be sent to the worker, and on which connection.
@@ -541,6 +509,27 @@ impl Member {
         })
     }
 
+    /// Looks at what may be due: an unanswered ping, the end of settling.
+    fn wake(&mut self, worker: WorkerId, now: Moment, ping_grace: Duration) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        if let Some(ping) = self.ping {
+            if self.last_heard > ping.sent_at {
+                self.ping = None;
+            } else if ping.answer_by + ping_grace < now {
+                // So late a look means a pause: the answer may lie unread in a buffer.
+                let answer_by = now + ping_grace;
+                self.ping = Some(Ping { answer_by, ..ping });
+            } else if ping.answer_by <= now {
+                effects.extend(self.lose(worker, now));
+            }
+        }
+        if self.settles_at.is_some_and(|at| at <= now) {
+            self.settles_at = None;
+            effects.extend(self.availability(worker, now));
+        }
+        effects
+    }
+
     fn unlink(&mut self) {
         self.link = Link::None;
         self.ping = None;
@@ -572,5 +561,4 @@ impl Member {
 }
 
 #[cfg(test)]
-#[path = "state_tests.rs"]
 mod tests;

@@ -8,7 +8,10 @@
 //! The supervisor waits for nobody. Known gap: when a session's mailbox is full, what was to be sent is
 //! dropped and the connection ended; the worker is asked about its job when it comes back.
 
-use std::collections::BTreeMap;
+mod handlers;
+mod messages;
+
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,16 +23,15 @@ use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
 use trainyard_shared::ids::{JobId, WorkerId, WorkerUuid};
 use trainyard_shared::message::{
-    Ping, StopTraining, ToDashboard, ToWorker, WorkerMetricsData, WorkerRegisterData, WorkerUpdate,
-    WorkerUpdateData,
+    Ping, StopTraining, ToDashboard, ToWorker, WorkerMetricsData, WorkerUpdate, WorkerUpdateData,
 };
 
 use super::dispatcher::Poke;
-use super::event::{CloseReason, FleetEffect, Generation, SelfReport, WorkerNews};
-use super::lease::{Lease, Presence};
+use super::event::{CloseReason, FleetEffect, Generation, WorkerNews};
+use super::lease::Presence;
 use super::placement::Abilities;
 use super::session::{Deliver, End, WorkerSession};
-use super::state::{Delivery, Fleet, FleetTiming, WorkerView};
+use super::state::{Fleet, FleetTiming};
 use super::store::{self, KnownWorker};
 use super::updates::{Throttle, Update};
 use crate::actors::Actors;
@@ -37,6 +39,12 @@ use crate::clock::Moment;
 use crate::dashboards::hub::PublishWorker;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Event;
+use crate::sockets::outgoing::Outgoing;
+
+pub use messages::{
+    Claim, Connect, Disconnected, GetFree, GetWorkers, KeyReplaced, Register, Release, Removed,
+    Renamed, Reported, Seen, SendCommand, Sent, SetDraining, Shutdown, TakeUp, Unclaim,
+};
 
 /// A registered worker can be given work after this time at the latest.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -63,174 +71,17 @@ struct Entry {
     uuid: WorkerUuid,
     name: String,
     presence: Arc<Presence>,
-    session: Option<(Generation, Addr<WorkerSession>)>,
+    link: Option<Link>,
     abilities: Option<Abilities>,
     metrics: Option<WorkerMetricsData>,
 }
 
-/// What the database holds when the platform starts.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct TakeUp {
-    /// All workers that are enrolled.
-    pub workers: Vec<KnownWorker>,
-    /// The jobs that are with one.
-    pub held: BTreeMap<WorkerId, JobId>,
+/// The connection that counts.
+struct Link {
+    generation: Generation,
+    session: Addr<WorkerSession>,
+    outgoing: Outgoing,
 }
-
-/// A worker has authenticated. The answer is its right to be heard.
-#[derive(Message)]
-#[rtype(result = "Lease")]
-pub struct Connect {
-    /// The worker, as the database knows it.
-    pub worker: KnownWorker,
-    /// Its session.
-    pub session: Addr<WorkerSession>,
-}
-
-/// A worker has registered.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Register {
-    /// Its right to be heard.
-    pub lease: Lease,
-    /// What it can do.
-    pub data: Box<WorkerRegisterData>,
-}
-
-/// A connection is gone.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Disconnected(pub Lease);
-
-/// A worker says how it is.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Reported {
-    /// Its right to be heard.
-    pub lease: Lease,
-    /// What it does.
-    pub report: SelfReport,
-    /// How loaded it is, where it said so.
-    pub metrics: Option<Box<WorkerMetricsData>>,
-}
-
-/// Take this worker for this job. The answer says whether it was free.
-#[derive(Message)]
-#[rtype(result = "bool")]
-pub struct Claim {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The job.
-    pub job: JobId,
-}
-
-/// The claim came to nothing.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Unclaim {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The job.
-    pub job: JobId,
-}
-
-/// The job is not with the worker any more.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Release {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The job.
-    pub job: JobId,
-    /// Whether the worker itself said so.
-    pub said_by_worker: bool,
-}
-
-/// Send this to the worker that has the job.
-#[derive(Message)]
-#[rtype(result = "Sent")]
-pub struct SendCommand {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The job that it is about.
-    pub job: JobId,
-    /// The frame.
-    pub text: ByteString,
-}
-
-/// What became of a [`SendCommand`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, MessageResponse)]
-pub enum Sent {
-    /// It is on its way.
-    OnItsWay,
-    /// The worker is away; it will be asked about the job when it comes back.
-    Away,
-    /// The job is not with that worker.
-    NotHolding,
-}
-
-/// Which workers can be given work now?
-#[derive(Message)]
-#[rtype(result = "BTreeMap<WorkerId, Abilities>")]
-pub struct GetFree;
-
-/// How are all workers?
-#[derive(Message)]
-#[rtype(result = "BTreeMap<WorkerId, Seen>")]
-pub struct GetWorkers;
-
-/// How a worker is.
-#[derive(Debug, Clone)]
-pub struct Seen {
-    /// What it does, and with what.
-    pub view: WorkerView,
-    /// When it was last heard of, if ever since the platform's start.
-    pub last_seen_at: Option<DateTime<Utc>>,
-    /// How loaded it is, if it has said so on this connection.
-    pub metrics: Option<WorkerMetricsData>,
-}
-
-/// Give the worker nothing new from now on, or do again. Already in the database.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct SetDraining {
-    /// The worker.
-    pub worker: WorkerId,
-    /// Whether it drains.
-    pub draining: bool,
-}
-
-/// The worker has a new name. Already in the database.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Renamed {
-    /// The worker.
-    pub worker: WorkerId,
-    /// Its name.
-    pub name: String,
-}
-
-/// The worker's key was replaced in the database: its connection ends, after this was sent on it. The answer
-/// says whether it was connected.
-#[derive(Message)]
-#[rtype(result = "bool")]
-pub struct KeyReplaced {
-    /// The worker.
-    pub worker: WorkerId,
-    /// The frame that brings the worker its new key, if it is to get it this way.
-    pub deliver: Option<ByteString>,
-}
-
-/// The worker was deleted from the database.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Removed(pub WorkerId);
-
-/// The platform stops.
-#[derive(Message)]
-#[rtype(result = "()")]
-pub struct Shutdown;
 
 impl Supervisor {
     /// A supervisor that knows no worker yet.
@@ -264,7 +115,7 @@ impl Supervisor {
             uuid: worker.uuid,
             name: worker.name.clone(),
             presence: Arc::default(),
-            session: None,
+            link: None,
             abilities: None,
             metrics: None,
         });
@@ -274,15 +125,16 @@ impl Supervisor {
     /// Brings the signs of life that the sessions have noted into the fleet.
     fn listen(&mut self) {
         for (&worker, entry) in &self.workers {
-            if let Some((generation, _)) = entry.session {
-                self.fleet
-                    .heard(worker, generation, entry.presence.heard_at());
+            if let Some(link) = &entry.link {
+                let heard_at = entry.presence.heard_at();
+                self.fleet.heard(worker, link.generation, heard_at);
             }
         }
     }
 
     fn carry_out(&mut self, effects: Vec<FleetEffect>, context: &mut Context<Self>) {
-        for effect in effects {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 FleetEffect::Close {
                     worker,
@@ -290,12 +142,13 @@ impl Supervisor {
                     reason,
                 } => self.end(worker, generation, reason),
                 FleetEffect::Ping(worker) => {
-                    self.deliver(worker, ToWorker::Ping(Ping::default()).encode().into());
+                    let ping = ToWorker::Ping(Ping::default());
+                    effects.extend(self.deliver(worker, ping.encode().into()));
                 }
                 FleetEffect::StopForeign(worker, job_id) => {
                     tracing::warn!(worker.id = %worker, job.id = %job_id, "worker has a job that is not its own");
                     let stop = ToWorker::StopTraining(StopTraining { job_id });
-                    self.deliver(worker, stop.encode().into());
+                    effects.extend(self.deliver(worker, stop.encode().into()));
                 }
                 FleetEffect::TellJob(worker, job, news) => self.tell(worker, job, news),
                 FleetEffect::Available(_) => self.poke(),
@@ -306,7 +159,9 @@ impl Supervisor {
                 }
             }
         }
-        self.publish_due();
+        for (worker, update) in self.updates.due(self.now()) {
+            self.publish(worker, update);
+        }
         self.schedule(context);
     }
 
@@ -314,7 +169,7 @@ impl Supervisor {
         let Some(entry) = self.workers.get_mut(&worker) else {
             return;
         };
-        let Some((_, session)) = entry.session.take_if(|(linked, _)| *linked == generation) else {
+        let Some(link) = entry.link.take_if(|link| link.generation == generation) else {
             return;
         };
         entry.presence.set_current(None);
@@ -325,20 +180,31 @@ impl Supervisor {
             CloseReason::KeyReplaced => (close::AUTHENTICATION_FAILED, "the key was replaced"),
             CloseReason::Deleted => (close::NOT_ALLOWED, "the worker was deleted"),
         };
-        // It may have ended by itself already.
-        let _ = session.try_send(End { code, reason });
+        if link.session.try_send(End { code, reason }).is_err() {
+            link.outgoing.close_now(code, reason);
+        }
     }
 
-    fn deliver(&mut self, worker: WorkerId, text: ByteString) {
+    /// Sends a frame on the worker's connection. A session that takes nothing loses its connection; what
+    /// follows from that is given back.
+    fn deliver(&mut self, worker: WorkerId, text: ByteString) -> Vec<FleetEffect> {
         let Some(entry) = self.workers.get_mut(&worker) else {
-            return;
+            return Vec::new();
         };
-        let Some((_, session)) = &entry.session else {
-            return;
+        let Some(link) = &entry.link else {
+            return Vec::new();
         };
-        if let Err(error) = session.try_send(Deliver(text)) {
-            tracing::warn!(worker.id = %worker, %error, "worker's session takes nothing");
-        }
+        let Err(error) = link.session.try_send(Deliver(text)) else {
+            return Vec::new();
+        };
+        tracing::warn!(worker.id = %worker, %error, "worker's session takes nothing");
+        let reason = "too much is waiting to be taken";
+        link.outgoing.close_now(close::RATE_LIMITED, reason);
+        let generation = link.generation;
+        entry.link = None;
+        entry.presence.set_current(None);
+        self.fleet
+            .disconnected(worker, generation, self.actors.clock.now())
     }
 
     fn tell(&mut self, worker: WorkerId, job: JobId, news: WorkerNews) {
@@ -367,9 +233,13 @@ impl Supervisor {
     }
 
     fn show(&mut self, worker: WorkerId) {
-        let Some(entry) = self.workers.get(&worker) else {
-            return;
-        };
+        if let Some(update) = self.update(worker) {
+            self.updates.offer(worker, update);
+        }
+    }
+
+    fn update(&self, worker: WorkerId) -> Option<Update<WorkerUpdateData>> {
+        let entry = self.workers.get(&worker)?;
         let view = self.fleet.view(worker);
         let status = view.map_or(WorkerStatus::Offline, |view| view.status);
         let metrics = entry.metrics.clone().unwrap_or_default();
@@ -386,32 +256,25 @@ impl Supervisor {
             status_message: metrics.status_message,
             status,
         };
-        self.updates.offer(worker, Update { status, content });
+        Some(Update { status, content })
     }
 
-    fn publish_due(&mut self) {
-        for (worker, update) in self.updates.due(self.now()) {
-            let Some(entry) = self.workers.get(&worker) else {
-                continue;
-            };
-            let message = ToDashboard::WorkerUpdate(WorkerUpdate {
-                worker_id: entry.uuid.to_string(),
-                data: update.content,
-            });
-            let publish = PublishWorker {
-                worker,
-                status: update.status,
-                text: message.encode().into(),
-            };
-            if let Err(error) = self.actors.dashboards.try_send(publish) {
-                tracing::warn!(worker.id = %worker, %error, "worker_update is not published");
-            }
+    fn publish(&self, worker: WorkerId, update: Update<WorkerUpdateData>) {
+        let Some(entry) = self.workers.get(&worker) else {
+            return;
+        };
+        let message = ToDashboard::WorkerUpdate(WorkerUpdate {
+            worker_id: entry.uuid.to_string(),
+            data: update.content,
+        });
+        let publish = PublishWorker {
+            worker,
+            status: update.status,
+            text: message.encode().into(),
+        };
+        if let Err(error) = self.actors.dashboards.try_send(publish) {
+            tracing::warn!(worker.id = %worker, %error, "worker_update is not published");
         }
-        let fleet = &self.fleet;
-        self.workers
-            .retain(|worker, _| fleet.view(*worker).is_some() || self.updates.next_due().is_some());
-        self.updates
-            .forget_silent(|worker| fleet.view(worker).is_some());
     }
 
     fn seen_at(&self, worker: WorkerId) -> DateTime<Utc> {
@@ -518,252 +381,5 @@ impl Actor for Supervisor {
         actix::spawn(carry_news(self.actors.clone(), receiver));
         self.check_later(context);
         context.run_interval(SAVE_INTERVAL, |act, _| act.save_last_seen());
-    }
-}
-
-impl Handler<TakeUp> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, known: TakeUp, _: &mut Context<Self>) {
-        for worker in &known.workers {
-            self.add(worker, known.held.get(&worker.id).copied());
-        }
-        self.poke();
-    }
-}
-
-impl Handler<Connect> for Supervisor {
-    type Result = MessageResult<Connect>;
-
-    fn handle(&mut self, connect: Connect, context: &mut Context<Self>) -> Self::Result {
-        let worker = connect.worker.id;
-        self.add(&connect.worker, None);
-        let (generation, effects) = self.fleet.authenticated(worker, self.now());
-        self.carry_out(effects, context);
-        let entry = self
-            .workers
-            .get_mut(&worker)
-            .expect("it was added above and is in the fleet");
-        entry.presence.set_current(Some(generation));
-        entry.session = Some((generation, connect.session));
-        entry.metrics = None;
-        let lease = Lease::new(worker, generation, entry.presence.clone());
-        lease.heard(self.now());
-        MessageResult(lease)
-    }
-}
-
-impl Handler<Register> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, register: Register, context: &mut Context<Self>) {
-        let worker = register.lease.worker();
-        let data = register.data;
-        if let Some(entry) = self.workers.get_mut(&worker)
-            && register.lease.is_current()
-        {
-            let score = data
-                .benchmark
-                .as_ref()
-                .and_then(|benchmark| benchmark.gpu_score);
-            entry.abilities = Some(Abilities {
-                worker_type: data.worker_type,
-                gpu_memory_gb: data.gpu_memory_gb.filter(|_| data.gpu_available),
-                score,
-            });
-        }
-        let generation = register.lease.generation();
-        let effects = self.fleet.registered(worker, generation, self.now());
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Disconnected> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, Disconnected(lease): Disconnected, context: &mut Context<Self>) {
-        self.listen();
-        let (worker, generation) = (lease.worker(), lease.generation());
-        if let Some(entry) = self.workers.get_mut(&worker)
-            && entry
-                .session
-                .take_if(|(linked, _)| *linked == generation)
-                .is_some()
-        {
-            entry.presence.set_current(None);
-        }
-        let effects = self.fleet.disconnected(worker, generation, self.now());
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Reported> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, reported: Reported, context: &mut Context<Self>) {
-        let lease = reported.lease;
-        if !lease.is_current() {
-            return;
-        }
-        if let Some(metrics) = reported.metrics
-            && let Some(entry) = self.workers.get_mut(&lease.worker())
-        {
-            entry.metrics = Some(*metrics);
-        }
-        let (worker, generation) = (lease.worker(), lease.generation());
-        let effects = self
-            .fleet
-            .reported(worker, generation, reported.report, self.now());
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Claim> for Supervisor {
-    type Result = bool;
-
-    fn handle(&mut self, claim: Claim, context: &mut Context<Self>) -> bool {
-        let claimed = self.fleet.claim(claim.worker, claim.job);
-        if claimed {
-            self.carry_out(vec![FleetEffect::Show(claim.worker)], context);
-        }
-        claimed
-    }
-}
-
-impl Handler<Unclaim> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, claim: Unclaim, context: &mut Context<Self>) {
-        let effects = self.fleet.unclaimed(claim.worker, claim.job, self.now());
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Release> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, release: Release, context: &mut Context<Self>) {
-        let effects = self.fleet.released(
-            release.worker,
-            release.job,
-            release.said_by_worker,
-            self.now(),
-        );
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<SendCommand> for Supervisor {
-    type Result = Sent;
-
-    fn handle(&mut self, command: SendCommand, _: &mut Context<Self>) -> Sent {
-        match self.fleet.delivery(command.worker, command.job) {
-            Delivery::On(_) => {
-                self.deliver(command.worker, command.text);
-                Sent::OnItsWay
-            }
-            Delivery::Away => Sent::Away,
-            Delivery::NotHolding => Sent::NotHolding,
-        }
-    }
-}
-
-impl Handler<GetFree> for Supervisor {
-    type Result = MessageResult<GetFree>;
-
-    fn handle(&mut self, _: GetFree, _: &mut Context<Self>) -> Self::Result {
-        let free = self.workers.iter().filter_map(|(worker, entry)| {
-            let available = self.fleet.view(*worker)?.available;
-            entry
-                .abilities
-                .filter(|_| available)
-                .map(|abilities| (*worker, abilities))
-        });
-        MessageResult(free.collect())
-    }
-}
-
-impl Handler<GetWorkers> for Supervisor {
-    type Result = MessageResult<GetWorkers>;
-
-    fn handle(&mut self, _: GetWorkers, _: &mut Context<Self>) -> Self::Result {
-        self.listen();
-        let now = self.now();
-        let seen = self.workers.iter().filter_map(|(worker, entry)| {
-            let view = self.fleet.view(*worker)?;
-            let seen = Seen {
-                view,
-                last_seen_at: view.last_heard.map(|heard| utc_of(heard, now)),
-                metrics: entry.metrics.clone(),
-            };
-            Some((*worker, seen))
-        });
-        MessageResult(seen.collect())
-    }
-}
-
-impl Handler<SetDraining> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, set: SetDraining, context: &mut Context<Self>) {
-        let effects = self
-            .fleet
-            .set_draining(set.worker, set.draining, self.now());
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Renamed> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, renamed: Renamed, context: &mut Context<Self>) {
-        if let Some(entry) = self.workers.get_mut(&renamed.worker) {
-            entry.name = renamed.name;
-            self.carry_out(vec![FleetEffect::Show(renamed.worker)], context);
-        }
-    }
-}
-
-impl Handler<KeyReplaced> for Supervisor {
-    type Result = bool;
-
-    fn handle(&mut self, replaced: KeyReplaced, context: &mut Context<Self>) -> bool {
-        let worker = replaced.worker;
-        let connected = self
-            .workers
-            .get(&worker)
-            .is_some_and(|entry| entry.session.is_some());
-        if let Some(text) = replaced.deliver {
-            self.deliver(worker, text);
-        }
-        let effects = self.fleet.key_replaced(worker, self.now());
-        self.carry_out(effects, context);
-        connected
-    }
-}
-
-impl Handler<Removed> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, Removed(worker): Removed, context: &mut Context<Self>) {
-        let effects = self.fleet.removed(worker);
-        self.carry_out(effects, context);
-    }
-}
-
-impl Handler<Shutdown> for Supervisor {
-    type Result = ();
-
-    fn handle(&mut self, _: Shutdown, _: &mut Context<Self>) {
-        for entry in self.workers.values() {
-            if let Some((_, session)) = &entry.session {
-                let reason = "the platform stops";
-                let _ = session.try_send(End {
-                    code: close::GOING_AWAY,
-                    reason,
-                });
-            }
-        }
-        self.save_last_seen();
     }
 }

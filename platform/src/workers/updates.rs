@@ -4,7 +4,7 @@
 //! An update that comes too early waits. A later one takes its place unless the status differs: then both go
 //! out, one after the other.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use trainyard_shared::WorkerStatus;
@@ -30,11 +30,13 @@ pub struct Update<T> {
 #[derive(Debug)]
 pub struct Throttle<T> {
     workers: BTreeMap<WorkerId, Paced<T>>,
+    /// When each worker that has something waiting may be told of again.
+    queue: BTreeSet<(Moment, WorkerId)>,
 }
 
 #[derive(Debug)]
 struct Paced<T> {
-    sent_at: Option<Moment>,
+    next_at: Moment,
     waiting: VecDeque<Update<T>>,
 }
 
@@ -42,6 +44,7 @@ impl<T> Default for Throttle<T> {
     fn default() -> Self {
         Self {
             workers: BTreeMap::new(),
+            queue: BTreeSet::new(),
         }
     }
 }
@@ -50,7 +53,7 @@ impl<T> Throttle<T> {
     /// Takes an update in. [`Throttle::due`] gives it out, at once or later.
     pub fn offer(&mut self, worker: WorkerId, update: Update<T>) {
         let paced = self.workers.entry(worker).or_insert(Paced {
-            sent_at: None,
+            next_at: Moment::START,
             waiting: VecDeque::new(),
         });
         let replaces = paced
@@ -61,17 +64,23 @@ impl<T> Throttle<T> {
             paced.waiting.pop_back();
         }
         paced.waiting.push_back(update);
+        self.queue.insert((paced.next_at, worker));
     }
 
     /// The updates that may go out at `now`.
     pub fn due(&mut self, now: Moment) -> Vec<(WorkerId, Update<T>)> {
         let mut due = Vec::new();
-        for (&worker, paced) in &mut self.workers {
-            if paced.next_at().is_some_and(|at| at <= now)
-                && let Some(update) = paced.waiting.pop_front()
-            {
-                paced.sent_at = Some(now);
+        while let Some((at, worker)) = self.queue.first().copied().filter(|(at, _)| *at <= now) {
+            self.queue.remove(&(at, worker));
+            let Some(paced) = self.workers.get_mut(&worker) else {
+                continue;
+            };
+            if let Some(update) = paced.waiting.pop_front() {
+                paced.next_at = now + INTERVAL;
                 due.push((worker, update));
+            }
+            if !paced.waiting.is_empty() {
+                self.queue.insert((paced.next_at, worker));
             }
         }
         due
@@ -79,22 +88,14 @@ impl<T> Throttle<T> {
 
     /// When the next waiting update may go out.
     pub fn next_due(&self) -> Option<Moment> {
-        self.workers.values().filter_map(Paced::next_at).min()
+        self.queue.first().map(|(at, _)| *at)
     }
 
-    /// Forgets a worker that there is not any more, when nothing of it waits.
-    pub fn forget_silent(&mut self, keep: impl Fn(WorkerId) -> bool) {
-        self.workers
-            .retain(|worker, paced| keep(*worker) || !paced.waiting.is_empty());
-    }
-}
-
-impl<T> Paced<T> {
-    fn next_at(&self) -> Option<Moment> {
-        if self.waiting.is_empty() {
-            return None;
+    /// Forgets a worker, with what waits of it.
+    pub fn forget(&mut self, worker: WorkerId) {
+        if let Some(paced) = self.workers.remove(&worker) {
+            self.queue.remove(&(paced.next_at, worker));
         }
-        Some(self.sent_at.map_or(Moment::START, |sent| sent + INTERVAL))
     }
 }
 
@@ -140,6 +141,17 @@ mod tests {
             .flat_map(|second| contents(throttle.due(at(second * 1000))))
             .collect();
         assert_eq!(told, [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_forgotten_worker_is_told_of_no_more() {
+        let mut throttle = Throttle::default();
+        throttle.offer(W, update(WorkerStatus::Idle, 1));
+        throttle.due(at(0));
+        throttle.offer(W, update(WorkerStatus::Idle, 2));
+        throttle.forget(W);
+        assert_eq!(throttle.next_due(), None);
+        assert!(throttle.due(at(9_000)).is_empty());
     }
 
     #[test]

@@ -154,16 +154,22 @@ fn other_in_words(message: &ToDashboard) -> Option<String> {
     }
 }
 
+/// A spinner, until it is known how many steps the job has.
 fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{prefix:9} {bar:30} {pos}/{len}  {wide_msg}");
-    let bar = ProgressBar::new(0).with_style(style.expect("the template is fixed and valid"));
+    let bar = ProgressBar::new_spinner().with_style(style("{spinner} {prefix:9} {wide_msg}"));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
 
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("our templates are fixed and valid")
+}
+
 fn draw(bar: &ProgressBar, update: &JobUpdateData) {
-    bar.set_prefix(update.status.as_str());
     if let Some(total) = update.total_steps {
+        if bar.length().is_none() {
+            bar.set_style(style("{prefix:9} {bar:30} {pos}/{len}  {wide_msg}"));
+        }
         bar.set_length(total);
     }
     if let Some(step) = update.step {
@@ -176,6 +182,7 @@ fn draw(bar: &ProgressBar, update: &JobUpdateData) {
         .map(printable)
         .unwrap_or_default();
     bar.set_message(format!("{figures}{waits}"));
+    bar.set_prefix(update.status.as_str());
 }
 
 #[cfg(test)]

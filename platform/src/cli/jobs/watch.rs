@@ -13,7 +13,7 @@ use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use trainyard_shared::JobStatus;
 use trainyard_shared::ids::JobId;
-use trainyard_shared::message::{FromDashboard, SubscribeJob, ToDashboard};
+use trainyard_shared::message::{FromDashboard, JobUpdate, SubscribeJob, ToDashboard};
 use url::Url;
 
 use super::progress::Progress;
@@ -163,7 +163,7 @@ async fn watch(
             },
         };
         let Message::Text(text) = frame else { continue };
-        let Ok(message) = ToDashboard::decode(&text) else {
+        let Ok(mut message) = ToDashboard::decode(&text) else {
             continue;
         };
         if let ToDashboard::Error(error) = &message {
@@ -172,10 +172,23 @@ async fn watch(
         if subject(&message) != Some(job_id) {
             continue;
         }
+        if let ToDashboard::JobUpdate(update) = &mut message {
+            say_why_it_waits(update, platform).await;
+        }
         progress.show(&message, &text, Instant::now(), output)?;
         if matches!(&message, ToDashboard::JobUpdate(update) if update.data.status.is_ended()) {
             return Ok(Watched::Ended);
         }
+    }
+}
+
+/// Why a queued job waits is told by the job's page, not on the socket. Where that does not answer it stays
+/// unsaid.
+async fn say_why_it_waits(update: &mut JobUpdate, platform: &Platform) {
+    let is_unsaid = update.data.waiting_because.is_none();
+    if update.data.status == JobStatus::Queued && is_unsaid {
+        let job = job(update.job_id, platform).await.unwrap_or_default();
+        update.data.waiting_because = job["waiting_because"].as_str().map(str::to_owned);
     }
 }
 

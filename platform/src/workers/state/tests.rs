@@ -29,6 +29,7 @@ fn idle() -> (Fleet, Generation) {
     let heartbeat = says(ReportedBy::Heartbeat, WorkerStatus::Idle, None);
     let effects = fleet.reported(W, generation, heartbeat, at(0));
     assert!(effects.contains(&Effect::Available(W)));
+    assert_eq!(fleet.tick(at(1)), []);
     (fleet, generation)
 }
 
@@ -163,7 +164,7 @@ fn a_worker_that_answers_the_ping_stays() {
     fleet.heard(W, generation, at(121));
     assert_eq!(fleet.tick(at(130)), []);
     assert_eq!(status(&fleet), WorkerStatus::Training);
-    assert_eq!(fleet.next_tick(), None);
+    assert_eq!(fleet.tick(at(200)), []);
 }
 
 #[test]
