@@ -291,6 +291,7 @@ fn the_loss_falls_and_every_step_tells_its_figures() {
     );
 }
 
+/// Promise P9.
 #[test]
 fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
     let settings = || TrainingConfig {
@@ -341,6 +342,7 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
     );
 }
 
+/// Promise P9.
 #[test]
 fn the_same_seed_gives_the_same_run_and_another_one_another() {
     let run = |seed| {
