@@ -136,6 +136,9 @@ pub fn configure(app: &mut web::ServiceConfig) {
         app.service(resource.default_service(web::to(move || method_not_allowed(allowed.clone()))));
     }
     app.service(openapi::page());
+    // Who opens the platform's bare address finds what can be done with it.
+    app.service(web::redirect("/", "api/docs/"));
+    app.service(web::redirect("/api/docs", "docs/"));
     app.service(web::redirect("/api/docs", "docs/"));
     app.default_service(web::to(no_such_path));
 }

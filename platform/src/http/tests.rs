@@ -299,3 +299,13 @@ async fn is_uploading(state: &AppState) -> bool {
         .await;
     count.unwrap() > 0
 }
+
+#[actix_web::test]
+async fn the_bare_address_leads_to_the_description_of_the_api() {
+    let platform = Platform::start(&[]).await;
+    for path in ["/", "/api/docs"] {
+        let response = platform.request(Method::GET, path).send().await.unwrap();
+        assert_eq!(response.url().path(), "/api/docs/", "{path}");
+        assert_eq!(response.status(), 200, "{path}");
+    }
+}
