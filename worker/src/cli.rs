@@ -7,6 +7,7 @@ mod benchmark;
 mod completions;
 mod error;
 mod generate;
+mod model;
 mod output;
 mod run;
 mod signals;
@@ -17,7 +18,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::logging::{self, LogArgs};
-use error::CliError;
 use output::Output;
 
 /// A worker of Trainyard: takes training jobs from a platform, or trains and generates by itself.

@@ -1,5 +1,6 @@
 //! What this machine is, how loaded it is, and how fast it was measured to be.
 
+pub mod benchmark;
 mod gpu;
 mod load;
 mod probe;

@@ -1,12 +1,17 @@
 //! Trainyard's worker: it connects to a platform, takes training jobs and runs them by its own engine, without Python.
 
+pub mod cli;
 pub mod config;
 pub mod connection;
 pub mod engine;
 mod files;
 pub mod hardware;
+mod logging;
 pub mod platform_files;
+mod run;
+mod state_dir;
 pub mod tasks;
 mod tls;
 
 pub use config::WorkerConfig;
+pub use run::{WorkerError, run};

@@ -46,7 +46,11 @@ fn directives(text: &str) -> Result<String, String> {
 /// started already, that stays.
 pub fn init(settings: &LogArgs, default: &str) {
     let lines = layer(settings, default, std::io::stderr);
-    if tracing_subscriber::registry().with(lines).try_init().is_err() {
+    if tracing_subscriber::registry()
+        .with(lines)
+        .try_init()
+        .is_err()
+    {
         tracing::debug!("logging had been started before");
     }
 }

@@ -1,2 +1,5 @@
-//! The worker binary.
-fn main() {}
+//! The `trainyard-worker` program.
+
+fn main() -> std::process::ExitCode {
+    trainyard_worker::cli::main()
+}

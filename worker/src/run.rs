@@ -11,8 +11,8 @@ use crate::config::WorkerConfig;
 use crate::connection::identity::{IdentityError, IdentityFile};
 use crate::connection::outbox::{Outbox, OutboxError};
 use crate::connection::{Connection, Leave, Parts, Reports, SharedActivity};
-use crate::hardware::benchmark::{self, Measured};
 use crate::hardware::Machine;
+use crate::hardware::benchmark::{self, Measured};
 use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::state_dir::{StateDir, StateDirError};
 use crate::tasks::base_model::{ModelSource, installed};
@@ -74,11 +74,23 @@ pub async fn run(
         () = &mut shutdown => return Ok(()),
     };
 
-    let worker = start(&config, &identity_key(&config, &identity), identity, outbox.clone(), measured)?;
+    let worker = start(
+        &config,
+        &identity_key(&config, &identity),
+        identity,
+        outbox.clone(),
+        measured,
+    )?;
     shutdown.await;
     tracing::info!("the worker ends");
-    if timeout(config.shutdown_grace, worker.tasks.send(FinishTasks)).await.is_err() {
-        tracing::warn!(grace_seconds = config.shutdown_grace.as_secs_f64(), "the running job did not end in time");
+    if timeout(config.shutdown_grace, worker.tasks.send(FinishTasks))
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            grace_seconds = config.shutdown_grace.as_secs_f64(),
+            "the running job did not end in time"
+        );
     }
     if timeout(LAST_DELIVERY, outbox.emptied()).await.is_err() {
         tracing::warn!("undelivered messages are kept for the next start");
@@ -133,7 +145,11 @@ fn start(
 /// The key that transfers show until the connection says otherwise.
 fn identity_key(config: &WorkerConfig, identity: &IdentityFile) -> SharedKey {
     let key = SharedKey::default();
-    let known = identity.identity().api_key.clone().or_else(|| config.worker_key.clone());
+    let known = identity
+        .identity()
+        .api_key
+        .clone()
+        .or_else(|| config.worker_key.clone());
     if let Some(known) = known {
         key.set(known);
     }

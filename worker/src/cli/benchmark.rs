@@ -25,9 +25,15 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let (machine, figures) = (&measured.machine, &measured.benchmark);
     let gpu = machine.gpu.as_ref().map_or_else(
         || "none".to_owned(),
-        |gpu| format!("{}, {:.0} GB (not used by this version)", gpu.name, gpu.memory_gb),
+        |gpu| {
+            format!(
+                "{}, {:.0} GB (not used by this version)",
+                gpu.name, gpu.memory_gb
+            )
+        },
     );
-    let shown = |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
+    let shown =
+        |figure: Option<f64>| figure.map_or_else(|| "-".to_owned(), |value| format!("{value:.3}"));
     let in_words = format!(
         "processor         {}, {} cores\n\
          memory            {:.1} GB\n\
@@ -46,5 +52,8 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         shown(figures.gpu_score),
         shown(figures.benchmark_duration_seconds),
     );
-    output.result(&json!({"machine": machine, "benchmark": figures}), &in_words)
+    output.result(
+        &json!({"machine": machine, "benchmark": figures}),
+        &in_words,
+    )
 }

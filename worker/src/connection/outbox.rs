@@ -209,9 +209,8 @@ impl Outbox {
     /// The file system refused; the old message stays.
     pub fn replace(&self, place: Place, message: FromWorker) -> Result<(), OutboxError> {
         let entries = &mut self.state().entries;
-        if entries.contains_key(&place) {
-            let entry = self.write(place, message, Vec::new())?;
-            entries.insert(place, entry);
+        if let Some(entry) = entries.get_mut(&place) {
+            *entry = self.write(place, message, Vec::new())?;
             remove_folder_quietly(&self.files_folder(place));
         }
         Ok(())

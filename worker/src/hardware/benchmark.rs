@@ -43,7 +43,10 @@ pub async fn cached_or_measured(state_dir: &Path, budget: Duration) -> Measured 
         if let Some(cached) = cached(&path, &machine) {
             return cached;
         }
-        tracing::info!(budget_seconds = budget.as_secs_f64(), "measuring this machine, once");
+        tracing::info!(
+            budget_seconds = budget.as_secs_f64(),
+            "measuring this machine, once"
+        );
         let measured = measure(machine, budget);
         tracing::info!(
             benchmark.tflops = measured.benchmark.tflops,
@@ -110,7 +113,14 @@ fn tflops(budget: Duration) -> f64 {
     let (x, mut y) = (vec![0.5; values], vec![0.0; values]);
     let times = timed(budget, || {
         let mut y = ActivationsMut::new(&mut y, WIDTH);
-        linear_forward(&mut y, Start::Zero, Activations::new(&x, WIDTH), &weights, None, &mut []);
+        linear_forward(
+            &mut y,
+            Start::Zero,
+            Activations::new(&x, WIDTH),
+            &weights,
+            None,
+            &mut [],
+        );
     });
     let half = &times[..times.len().div_ceil(2)];
     OPERATIONS * half.len() as f64 / half.iter().sum::<f64>() / 1e12
@@ -168,7 +178,10 @@ mod tests {
         let measured = measure(Machine::probe(), SHORT).benchmark;
         assert!(!measured.is_estimated);
         assert!(measured.tflops.unwrap() > 0.0, "{measured:?}");
-        assert!(measured.memory_bandwidth_gbps.unwrap() > 0.1, "{measured:?}");
+        assert!(
+            measured.memory_bandwidth_gbps.unwrap() > 0.1,
+            "{measured:?}"
+        );
         assert!(measured.max_batch_size_tested.unwrap() >= 1, "{measured:?}");
         assert!(measured.gpu_score.unwrap() > 0.0, "{measured:?}");
     }

@@ -136,18 +136,20 @@ impl Tasks {
 
     fn refuse(&self, job: JobAttempt, reason: &str) {
         tracing::warn!(job.id = %job.job_id, reason, "job is refused");
-        self.context.reports.keep_or_send(FromWorker::JobFailed(JobFailed {
-            worker_id: None,
-            job_id: job.job_id,
-            attempt: job.attempt,
-            message_id: Some(MessageId::random()),
-            data: JobFailedData {
-                error: reason.to_owned(),
-                step: None,
-                last_checkpoint: None,
-                failure_kind: Some(FailureKind::NotStarted),
-            },
-        }));
+        self.context
+            .reports
+            .keep_or_send(FromWorker::JobFailed(JobFailed {
+                worker_id: None,
+                job_id: job.job_id,
+                attempt: job.attempt,
+                message_id: Some(MessageId::random()),
+                data: JobFailedData {
+                    error: reason.to_owned(),
+                    step: None,
+                    last_checkpoint: None,
+                    failure_kind: Some(FailureKind::NotStarted),
+                },
+            }));
     }
 }
 

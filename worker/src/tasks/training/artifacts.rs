@@ -76,7 +76,10 @@ mod tests {
         let keys: Vec<&str> = files.iter().map(|(file, _)| file.key.as_str()).collect();
         assert_eq!(
             keys,
-            ["checkpoints/job-1/step-5/adapter", "checkpoints/job-1/step-5/state/optimizer"]
+            [
+                "checkpoints/job-1/step-5/adapter",
+                "checkpoints/job-1/step-5/state/optimizer"
+            ]
         );
         let (first, path) = &files[0];
         assert_eq!(first.size_bytes, 3);

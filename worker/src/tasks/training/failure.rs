@@ -1,7 +1,5 @@
 //! Why a job failed, and whose failure it is.
 
-use std::io;
-
 use trainyard_shared::FailureKind;
 use trainyard_shared::training::FieldProblem;
 
@@ -56,7 +54,10 @@ impl Failure {
             .map(|text| (*text).to_owned())
             .or_else(|| panic.downcast_ref::<String>().cloned())
             .unwrap_or_else(|| "no reason given".to_owned());
-        Self::new(FailureKind::Internal, format!("the engine broke down: {text}"))
+        Self::new(
+            FailureKind::Internal,
+            format!("the engine broke down: {text}"),
+        )
     }
 }
 
@@ -80,21 +81,19 @@ impl From<EngineError> for Failure {
     /// For everything after the model was opened.
     fn from(error: EngineError) -> Self {
         let kind = match &error {
-            EngineError::Io { source, .. } if source.kind() == io::ErrorKind::OutOfMemory => {
-                FailureKind::OutOfMemory
-            }
+            EngineError::OutOfMemory { .. } => FailureKind::OutOfMemory,
             EngineError::Io { .. } | EngineError::InvalidCheckpoint { .. } => FailureKind::Storage,
             EngineError::InvalidModel { .. }
             | EngineError::MissingTensor { .. }
-            | EngineError::ShapeMismatch { .. } => FailureKind::ModelUnavailable,
+            | EngineError::ShapeMismatch { .. }
+            | EngineError::Tokenizer(_)
+            | EngineError::ChatTemplate(_) => FailureKind::ModelUnavailable,
             EngineError::Unsupported(_) | EngineError::InvalidSetting { .. } => {
                 FailureKind::BadConfig
             }
             EngineError::InvalidData(_) => FailureKind::BadData,
             EngineError::Diverged { .. } => FailureKind::Diverged,
             EngineError::InvalidBatch(_) => FailureKind::Internal,
-            #[allow(unreachable_patterns)]
-            _ => FailureKind::Internal,
         };
         Self::new(kind, error.to_string())
     }
@@ -112,7 +111,7 @@ mod tests {
         let disk = Failure::from(EngineError::io(
             "write",
             "/state/adapter",
-            io::Error::from(io::ErrorKind::StorageFull),
+            std::io::ErrorKind::StorageFull.into(),
         ));
         assert_eq!(disk.kind, FailureKind::Storage);
         let full = Failure::from(TransferError::DiskFull {

@@ -18,6 +18,11 @@ impl JobLog {
         Self { job, reports }
     }
 
+    /// The attempt.
+    pub fn job(&self) -> JobAttempt {
+        self.job
+    }
+
     /// A line about the course of things.
     pub fn info(&self, line: &str) {
         tracing::info!(job.id = %self.job.job_id, "{line}");
@@ -30,8 +35,13 @@ impl JobLog {
         self.line(LogLevel::Warn, line);
     }
 
-    /// A line of any level for the platform alone.
-    pub fn line(&self, level: LogLevel, line: &str) {
+    /// A line about why the job fails.
+    pub fn error(&self, line: &str) {
+        tracing::error!(job.id = %self.job.job_id, "{line}");
+        self.line(LogLevel::Error, line);
+    }
+
+    fn line(&self, level: LogLevel, line: &str) {
         self.reports.send(FromWorker::WorkerLog(WorkerLog {
             worker_id: None,
             job_id: self.job.job_id,

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use trainyard_shared::FailureKind;
 use trainyard_shared::dataset::JSONL;
+use trainyard_shared::ids::JobId;
 use trainyard_shared::message::{DatasetSource, DownloadFile, ResumePoint, StartTraining};
 use trainyard_shared::training::TrainingConfig;
 
@@ -50,14 +51,23 @@ pub async fn prepare(
 ) -> Result<Prepared, Failure> {
     let config = TrainingConfig::parse(&serde_json::Value::Object(start.data.config.clone()))
         .map_err(|problems| Failure::from_problems(&problems))?;
+    if config.resume_from_checkpoint.is_some() && start.data.resume.is_none() {
+        return Err(Failure::new(
+            FailureKind::BadConfig,
+            "resume_from_checkpoint: a job at a platform is resumed as a job, not by a path",
+        ));
+    }
     let source = &start.data.dataset;
     if source.format != JSONL {
         return Err(Failure::new(
             FailureKind::BadData,
-            format!("data sets in the format `{}` are not read by this worker", source.format),
+            format!(
+                "data sets in the format `{}` are not read by this worker",
+                source.format
+            ),
         ));
     }
-    let job_dir = job_folder(&context.state_dir, start);
+    let job_dir = job_folder(&context.state_dir, log.job());
     fresh_folder(&job_dir)?;
     let output = job_dir.join("output");
     fresh_folder(&output)?;
@@ -113,8 +123,17 @@ async fn fetch_dataset(
         sha256: source.sha256.as_deref(),
         destination: &destination,
     };
-    let renew = async || context.files.renewed(start.job_id, &source.storage_path).await;
-    context.files.http().download(&download, renew, |_| {}).await?;
+    let renew = async || {
+        context
+            .files
+            .renewed(start.job_id, &source.storage_path)
+            .await
+    };
+    context
+        .files
+        .http()
+        .download(&download, renew, |_| {})
+        .await?;
     Ok(destination)
 }
 
@@ -129,7 +148,7 @@ async fn fetch_checkpoint(
     context: &TrainingContext,
     job_dir: &Path,
 ) -> Result<PathBuf, Failure> {
-    let prefix = checkpoint_prefix(start, resume.step);
+    let prefix = checkpoint_prefix(start.job_id, resume.step);
     let folder = job_dir.join(format!("step-{}", resume.step));
     fresh_folder(&folder)?;
     for file in &resume.files {
@@ -155,14 +174,18 @@ async fn fetch_checkpoint(
         };
         let storage_key = format!("{prefix}{name}");
         let renew = async || context.files.renewed(start.job_id, &storage_key).await;
-        context.files.http().download(&download, renew, |_| {}).await?;
+        context
+            .files
+            .http()
+            .download(&download, renew, |_| {})
+            .await?;
     }
     Ok(folder)
 }
 
 /// Where the platform keeps a checkpoint of the job.
-pub fn checkpoint_prefix(start: &StartTraining, step: u64) -> String {
-    format!("checkpoints/job-{}/step-{step}/", start.job_id)
+pub fn checkpoint_prefix(job_id: JobId, step: u64) -> String {
+    format!("checkpoints/job-{job_id}/step-{step}/")
 }
 
 /// `name` below `folder`, if every part of it is a plain name.
@@ -191,7 +214,11 @@ fn tell_progress(log: &JobLog) -> impl FnMut(FetchProgress<'_>) {
         told = Some((progress.file.to_owned(), progress.bytes));
         let megabytes = progress.bytes >> 20;
         let text = match progress.total_bytes {
-            Some(total) => format!("fetching {}: {megabytes} of {} MB", progress.file, total >> 20),
+            Some(total) => format!(
+                "fetching {}: {megabytes} of {} MB",
+                progress.file,
+                total >> 20
+            ),
             None => format!("fetching {}: {megabytes} MB", progress.file),
         };
         log.info(&text);
@@ -245,7 +272,17 @@ mod tests {
             inside(folder, "state/optimizer.safetensors"),
             Some(folder.join("state/optimizer.safetensors"))
         );
-        for wrong in ["../x", "/etc/passwd", "a/../../b", "a//b", "", "..", "a\\..\\b", "a\0", ".ssh/x"] {
+        for wrong in [
+            "../x",
+            "/etc/passwd",
+            "a/../../b",
+            "a//b",
+            "",
+            "..",
+            "a\\..\\b",
+            "a\0",
+            ".ssh/x",
+        ] {
             assert_eq!(inside(folder, wrong), None, "{wrong:?}");
         }
     }
@@ -253,11 +290,17 @@ mod tests {
     #[test]
     fn only_data_sets_that_were_not_used_for_long_are_deleted() {
         let cache = tempfile::tempdir().unwrap();
-        let (old, new) = (cache.path().join("old.jsonl"), cache.path().join("new.jsonl"));
+        let (old, new) = (
+            cache.path().join("old.jsonl"),
+            cache.path().join("new.jsonl"),
+        );
         fs::write(&old, b"{}").unwrap();
         fs::write(&new, b"{}").unwrap();
         let long_ago = SystemTime::now() - KEPT_DATA_SETS - Duration::from_secs(60);
-        fs::File::open(&old).unwrap().set_modified(long_ago).unwrap();
+        fs::File::open(&old)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
         delete_unused(cache.path());
         assert!(!old.exists() && new.exists());
     }

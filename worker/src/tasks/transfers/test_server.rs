@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 /// What a client asked for. Header names are in lower case.
 #[derive(Debug, Clone)]
@@ -82,13 +83,21 @@ pub struct TestServer {
 impl TestServer {
     /// `answer` gets the number of the request, from 0, and the request.
     pub async fn start(answer: impl Fn(usize, &Request) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_gated(Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)), answer).await
+    }
+
+    /// As [`TestServer::start`]; every answer waits for a permit and uses it up.
+    pub async fn start_gated(
+        gate: Arc<Semaphore>,
+        answer: impl Fn(usize, &Request) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (seen, answer) = (requests.clone(), Arc::new(answer));
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (seen, answer) = (seen.clone(), answer.clone());
+                let (seen, answer, gate) = (seen.clone(), answer.clone(), gate.clone());
                 tokio::spawn(async move {
                     if let Some((request, stream)) = read(stream).await {
                         let number = {
@@ -96,7 +105,10 @@ impl TestServer {
                             seen.push(request.clone());
                             seen.len() - 1
                         };
-                        write(stream, answer(number, &request)).await;
+                        if let Ok(permit) = gate.acquire().await {
+                            permit.forget();
+                            write(stream, answer(number, &request)).await;
+                        }
                     }
                 });
             }
