@@ -32,7 +32,7 @@ const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an idle connection is kept for its next request.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// A peer that acknowledges nothing, or takes nothing, for so long loses its connection.
-const UNTAKEN_TIMEOUT: Duration = Duration::from_secs(60);
+const UNTAKEN_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long requests may take to end once the platform stops.
 const SHUTDOWN_SECONDS: u64 = 10;
 /// Threads that serve connections.
