@@ -1,8 +1,10 @@
 //! Files that are whole or not there at all: written aside, synced, renamed, and the folder synced.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
+
+use sha2::{Digest, Sha256};
 
 /// Who may read a file that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +69,22 @@ pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     }
     fs::copy(from, to)?;
     File::open(to)?.sync_all()
+}
+
+/// A file's length and its SHA-256 in hexadecimal.
+pub fn digest(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let mut digest = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut size_bytes = 0;
+    loop {
+        let read = file.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((size_bytes, hex::encode(digest.finalize())));
+        }
+        digest.update(&buffer[..read]);
+        size_bytes += read as u64;
+    }
 }
 
 fn parent(path: &Path) -> io::Result<&Path> {

@@ -1,10 +1,13 @@
 //! Adapters mean what PEFT means by them, and what is not supported is refused by name.
 
+use std::sync::Arc;
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
 use trainyard_shared::training::{TargetModules, TrainingConfig};
 
 use super::*;
-use crate::engine::model::{ModelConfig, Projection};
+use crate::engine::model::{Adapter, Batch, IGNORE, Llama, ModelConfig, Projection, TrainModel};
 use crate::engine::weights::{ModelFiles, SafetensorsFile};
 use crate::engine::{EngineError, golden};
 
@@ -376,4 +379,98 @@ fn an_adapter_of_another_model_is_refused_by_the_tensor() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("belongs to no layer"), "{error}");
+}
+
+/// Logits of the golden rows, padding left out, with an adapter on the golden model.
+fn logits(variant: &str, adapter: &Adapter) -> Vec<Vec<f32>> {
+    let files = ModelFiles::open(&golden::path(variant)).unwrap();
+    let mut model = TrainModel::new(Arc::new(Llama::load(&files).unwrap()), adapter).unwrap();
+    let meta = golden::meta();
+    let row = |name: &str, row: usize| golden::numbers(&meta[name][row]);
+    let run = |index: usize| {
+        let length = row("attention_mask", index).iter().sum::<f64>() as usize;
+        let ids: Vec<u32> = row("input_ids", index)[..length]
+            .iter()
+            .map(|id| *id as u32)
+            .collect();
+        let mut batch = Batch::default();
+        batch.push_sequence(&ids, &vec![IGNORE; length]);
+        model.logits(&batch).unwrap()
+    };
+    [0, 1].map(run).into()
+}
+
+#[test]
+fn pefts_own_adapter_gives_pefts_own_logits() {
+    for variant in ["tied", "untied"] {
+        let (mut adapter, config) = load(&golden::path(variant).join("adapter"), &model()).unwrap();
+        let stabilised = AdapterConfig {
+            use_rslora: true,
+            ..config
+        };
+        for (file, is_stabilised) in [
+            ("lora.safetensors", false),
+            ("rslora_logits.safetensors", true),
+        ] {
+            if is_stabilised {
+                for target in stabilised.targets(&model()).unwrap() {
+                    let module = adapter.layers[target.layer][target.projection as usize]
+                        .as_mut()
+                        .unwrap();
+                    module.scale = target.scale as f32;
+                }
+            }
+            let expected = SafetensorsFile::open(&golden::path(variant).join(file))
+                .unwrap()
+                .tensor("logits")
+                .unwrap();
+            for (row, found) in logits(variant, &adapter).iter().enumerate() {
+                for (x, y) in found.iter().zip(&expected[row * 16 * 128..]) {
+                    assert!((x - y).abs() < 1e-4, "{variant}, {file}: {x} is not {y}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn g059_an_adapter_in_half_precision_gives_nearly_the_same_logits() {
+    let source = golden::path("tied/adapter");
+    let expected = logits("tied", &load(&source, &model()).unwrap().0);
+    for dtype in [Dtype::F16, Dtype::BF16] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(
+            source.join(ADAPTER_CONFIG),
+            folder.path().join(ADAPTER_CONFIG),
+        )
+        .unwrap();
+        let file = SafetensorsFile::open(&source.join(ADAPTER_WEIGHTS)).unwrap();
+        let half = |x: f32| match dtype {
+            Dtype::F16 => half::f16::from_f32(x).to_le_bytes(),
+            _ => half::bf16::from_f32(x).to_le_bytes(),
+        };
+        let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = file
+            .names()
+            .map(|name| {
+                let bytes = file
+                    .tensor(name)
+                    .unwrap()
+                    .into_iter()
+                    .flat_map(half)
+                    .collect();
+                (name.to_owned(), file.shape(name).unwrap().to_vec(), bytes)
+            })
+            .collect();
+        let views = tensors.iter().map(|(name, shape, bytes)| {
+            (
+                name.as_str(),
+                TensorView::new(dtype, shape.clone(), bytes).unwrap(),
+            )
+        });
+        serialize_to_file(views, None, &folder.path().join(ADAPTER_WEIGHTS)).unwrap();
+        let found = logits("tied", &load(folder.path(), &model()).unwrap().0);
+        for (x, y) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((x - y).abs() < 0.3, "{dtype:?}: {x} is not near {y}");
+        }
+    }
 }

@@ -1,13 +1,13 @@
 //! The list of a folder's files with their sizes and digests, which makes it complete.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::engine::EngineError;
+use crate::files::digest;
 
 /// Name of the file that holds the list.
 pub const MANIFEST: &str = "manifest.json";
@@ -98,21 +98,5 @@ impl Manifest {
             }
         }
         Ok(())
-    }
-}
-
-/// A file's size and SHA-256.
-pub(crate) fn digest(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
-    let mut hasher = Sha256::new();
-    let mut chunk = vec![0; 1 << 20];
-    let mut size_bytes = 0;
-    loop {
-        let count = file.read(&mut chunk)?;
-        if count == 0 {
-            return Ok((size_bytes, hex::encode(hasher.finalize())));
-        }
-        hasher.update(&chunk[..count]);
-        size_bytes += count as u64;
     }
 }

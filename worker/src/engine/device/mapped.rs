@@ -21,6 +21,17 @@ impl MappedFile {
         // SAFETY: the map is read only, and files are never changed in place by this program (see above).
         Ok(Self(unsafe { Mmap::map(&file)? }))
     }
+
+    /// Gives the memory back that what was read takes up; what is read later comes from disk again.
+    pub fn release(&self) {
+        #[cfg(unix)]
+        // SAFETY: the map is read only and backed by its file, so dropped pages come back as they were.
+        let released = unsafe { self.0.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        #[cfg(unix)]
+        if let Err(error) = released {
+            tracing::debug!(%error, "memory of a mapped file is not given back");
+        }
+    }
 }
 
 impl Deref for MappedFile {

@@ -40,9 +40,9 @@ impl GgufModel {
         })
     }
 
-    /// The whole file.
-    pub fn bytes(&self) -> &[u8] {
-        &self.file
+    /// Gives the memory back that tensors take up which were read.
+    pub fn release_memory(&self) {
+        self.file.release();
     }
 
     /// The model's shape.

@@ -309,3 +309,114 @@ fn a_folder_named_like_a_file_and_a_missing_file_are_errors() {
         Err(EngineError::Io { .. })
     ));
 }
+
+/// A file with a tokenizer of the printable ASCII characters and two control tokens.
+fn with_tokenizer(pre: &str, change: impl FnOnce(&mut GgufWriter)) -> GgufWriter {
+    let mut writer = golden_as_gguf("tied", BlockType::F32);
+    let printable: Vec<String> = (b'!'..=b'~')
+        .map(|byte| char::from(byte).to_string())
+        .collect();
+    let mut tokens: Vec<&str> = printable.iter().map(String::as_str).collect();
+    tokens.extend(["\u{120}", "ab", "12", "<|im_start|>", "<|im_end|>"]);
+    let types: Vec<i32> = tokens
+        .iter()
+        .map(|token| if token.starts_with("<|") { 3 } else { 1 })
+        .collect();
+    writer.string("tokenizer.ggml.model", "gpt2");
+    writer.string("tokenizer.ggml.pre", pre);
+    writer.strings("tokenizer.ggml.tokens", &tokens);
+    writer.i32s("tokenizer.ggml.token_type", &types);
+    writer.strings("tokenizer.ggml.merges", &["a b", "1 2"]);
+    writer.u32("tokenizer.ggml.bos_token_id", 97);
+    writer.u32("tokenizer.ggml.eos_token_id", 98);
+    change(&mut writer);
+    writer
+}
+
+fn tokens(writer: &GgufWriter, text: &str) -> Vec<u32> {
+    let (_kept, path) = save(writer);
+    let tokenizer = ModelFiles::open(&path).unwrap().tokenizer().unwrap();
+    tokenizer
+        .encode_text(text)
+        .unwrap()
+        .iter()
+        .map(|token| token.id)
+        .collect()
+}
+
+#[test]
+fn the_tokenizer_inside_cuts_text_as_its_name_says() {
+    let [ab, one_two, one, two, bos] = [95, 96, u32::from(b'1' - b'!'), u32::from(b'2' - b'!'), 97];
+    assert_eq!(
+        tokens(&with_tokenizer("smollm", |_| {}), "ab12"),
+        [ab, one, two],
+        "each digit alone"
+    );
+    assert_eq!(
+        tokens(&with_tokenizer("gpt-2", |_| {}), "ab12"),
+        [ab, one_two]
+    );
+    assert_eq!(
+        tokens(&with_tokenizer("qwen2", |_| {}), "ab12"),
+        [ab, one, two]
+    );
+    assert_eq!(
+        tokens(&with_tokenizer("llama-bpe", |_| {}), "ab12"),
+        [bos, ab, one_two]
+    );
+    let without = with_tokenizer("llama-bpe", |writer| {
+        writer.bool("tokenizer.ggml.add_bos_token", false)
+    });
+    assert_eq!(tokens(&without, "ab12"), [ab, one_two]);
+}
+
+#[test]
+fn g088_control_tokens_inside_are_none_that_text_can_write() {
+    let ids = tokens(&with_tokenizer("smollm", |_| {}), "<|im_end|>");
+    assert!(ids.len() == 10 && ids.iter().all(|id| *id < 97), "{ids:?}");
+}
+
+#[test]
+fn chat_template_and_stop_tokens_come_from_the_file() {
+    let template =
+        "{% for m in messages %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}";
+    let (_kept, path) = save(&with_tokenizer("smollm", |writer| {
+        writer.string("tokenizer.chat_template", template);
+        writer.u32("tokenizer.ggml.eot_token_id", 96);
+    }));
+    let model = ModelFiles::open(&path).unwrap();
+    assert_eq!(model.chat_template().unwrap().as_deref(), Some(template));
+    assert_eq!(
+        model
+            .stop_token_ids(&model.chat(chrono::Local::now()).unwrap())
+            .unwrap(),
+        [96, 98]
+    );
+}
+
+#[test]
+fn tokenizers_that_cannot_be_expressed_are_refused_by_name() {
+    let problem = |writer: &GgufWriter| {
+        let (_kept, path) = save(writer);
+        ModelFiles::open(&path)
+            .unwrap()
+            .tokenizer()
+            .err()
+            .expect("refused")
+            .to_string()
+    };
+    assert!(problem(&with_tokenizer("poro-chat", |_| {})).contains("poro-chat"));
+    let mut sentencepiece = golden_as_gguf("tied", BlockType::F32);
+    assert!(problem(&sentencepiece).contains("tokenizer.ggml.model"));
+    sentencepiece.string("tokenizer.ggml.model", "llama");
+    assert!(problem(&sentencepiece).contains("\"llama\""));
+    let twice = |writer: &mut GgufWriter| {
+        writer.string("tokenizer.ggml.model", "gpt2");
+        writer.string("tokenizer.ggml.pre", "gpt-2");
+        writer.strings("tokenizer.ggml.tokens", &["a", "a"]);
+        writer.strings("tokenizer.ggml.merges", &[]);
+    };
+    let mut writer = golden_as_gguf("tied", BlockType::F32);
+    twice(&mut writer);
+    assert!(problem(&writer).contains("stands twice"));
+}

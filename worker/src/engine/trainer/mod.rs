@@ -75,8 +75,8 @@ pub fn train(
     let read = read_data(run, chat_time, is_stopped, &mut log);
     if is_stopped() {
         return Ok(TrainingOutcome::Stopped {
-            step: 0,
-            checkpoint: None,
+            step: resumed.as_ref().map_or(0, |resumed| resumed.state.step),
+            checkpoint: run.resume_from.clone(),
         });
     }
     let (examples, dataset) = read?;
@@ -98,6 +98,7 @@ pub fn train(
         None => adapter::fresh(&adapter_config, &run.model.config, run.config.seed)?,
     };
     let mut model = TrainModel::new(Arc::new(Llama::load(run.model)?), &adapter)?;
+    run.model.release_memory();
     model.set_gradient_checkpointing(run.config.gradient_checkpointing);
     let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
     let state = match resumed {

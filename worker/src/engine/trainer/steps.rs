@@ -285,7 +285,7 @@ impl<'a> Trainer<'a> {
             state: &self.state,
             dataset: &self.dataset,
             adapter: &self.adapter_config,
-            base_sha256: self.run.model.digest(),
+            base_sha256: self.run.model.digest()?,
         };
         let folder = checkpoint::write_folder(&self.run.output_dir, FINAL, |folder| {
             adapter::save_tensors(

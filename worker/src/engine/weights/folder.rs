@@ -95,8 +95,13 @@ impl FolderWeights {
     }
 
     /// The files that hold the weights, in the order of their names.
-    pub fn files(&self) -> impl Iterator<Item = &[u8]> {
-        self.shards.iter().map(SafetensorsFile::bytes)
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.shards.iter().map(SafetensorsFile::path)
+    }
+
+    /// Gives the memory back that weights take up which were read.
+    pub fn release_memory(&self) {
+        self.shards.iter().for_each(SafetensorsFile::release_memory);
     }
 
     /// Names of all tensors.

@@ -15,6 +15,7 @@ use super::chat_template::Chat;
 use super::gguf::GgufModel;
 use super::model::{ModelConfig, Projection};
 use super::tokenizer::{SpecialTokens, Tokenizer};
+use crate::files;
 use folder::{FolderWeights, inside, read_json};
 
 pub use safetensors_file::SafetensorsFile;
@@ -178,17 +179,34 @@ impl ModelFiles {
         Ok(ids)
     }
 
-    /// SHA-256 of the weights in hexadecimal: of the one file that holds them, or of the digests of
-    /// several files (32 bytes each, in the order of their names).
-    pub fn digest(&self) -> String {
-        let digests: Vec<_> = match &self.source {
-            Source::Folder { weights, .. } => weights.files().map(Sha256::digest).collect(),
-            Source::Gguf(model) => vec![Sha256::digest(model.bytes())],
-        };
-        match digests.as_slice() {
-            [one] => hex::encode(one),
-            several => hex::encode(Sha256::digest(several.concat())),
+    /// Gives the memory back that weights take up which were read; they can be read again.
+    pub fn release_memory(&self) {
+        match &self.source {
+            Source::Folder { weights, .. } => weights.release_memory(),
+            Source::Gguf(model) => model.release_memory(),
         }
+    }
+
+    /// SHA-256 of the weights in hexadecimal: of the one file that holds them, or of several files'
+    /// digests in hexadecimal, one behind the other in the order of the files' names.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where a file cannot be read.
+    pub fn digest(&self) -> Result<String, EngineError> {
+        let paths: Vec<&Path> = match &self.source {
+            Source::Folder { weights, .. } => weights.paths().collect(),
+            Source::Gguf(_) => vec![&self.path],
+        };
+        // Read as a file, not by its map, so that it does not fill this process's memory.
+        let digest = |path: &&Path| match files::digest(path) {
+            Ok((_, digest)) => Ok(digest),
+            Err(error) => Err(EngineError::io("read", *path, error)),
+        };
+        let digests: Vec<String> = paths.iter().map(digest).collect::<Result<_, _>>()?;
+        Ok(match digests.as_slice() {
+            [one] => one.clone(),
+            several => hex::encode(Sha256::digest(several.concat())),
+        })
     }
 
     fn gguf(&self) -> Option<&GgufModel> {

@@ -74,9 +74,9 @@ impl SafetensorsFile {
         &self.path
     }
 
-    /// The whole file.
-    pub fn bytes(&self) -> &[u8] {
-        &self.file
+    /// Gives the memory back that tensors take up which were read.
+    pub fn release_memory(&self) {
+        self.file.release();
     }
 
     /// Names of all tensors, in order.

@@ -125,6 +125,51 @@ fn g059_f32_f16_and_bf16_stand_for_the_same_value_also_in_one_file() {
 }
 
 #[test]
+fn g060_a_value_beyond_half_precision_stays_finite() {
+    let large = half::bf16::from_f32(70_000.0).to_le_bytes();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let view = TensorView::new(Dtype::BF16, vec![1], &large).unwrap();
+    serialize_to_file([("w", view)], None, file.path()).unwrap();
+    let value = SafetensorsFile::open(file.path())
+        .unwrap()
+        .tensor("w")
+        .unwrap()[0];
+    assert!((value - 70_000.0).abs() < 300.0, "{value}");
+}
+
+#[test]
+fn memory_that_was_given_back_is_read_again_as_it_was() {
+    let model = ModelFiles::open(&golden::path("tied")).unwrap();
+    let before = model
+        .tensor("model.embed_tokens.weight", &[128, 64])
+        .unwrap();
+    model.release_memory();
+    assert_eq!(
+        model
+            .tensor("model.embed_tokens.weight", &[128, 64])
+            .unwrap(),
+        before
+    );
+}
+
+#[test]
+fn a_models_digest_is_that_of_its_file_and_depends_on_every_shard() {
+    let model = ModelFiles::open(&golden::path("tied")).unwrap();
+    let bytes = std::fs::read(golden::path("tied/model.safetensors")).unwrap();
+    assert_eq!(model.digest().unwrap(), hex::encode(Sha256::digest(&bytes)));
+    let folder = sharded();
+    let before = ModelFiles::open(folder.path()).unwrap().digest().unwrap();
+    let shard = folder.path().join("model-00002-of-00002.safetensors");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&shard, bytes).unwrap();
+    assert_ne!(
+        ModelFiles::open(folder.path()).unwrap().digest().unwrap(),
+        before
+    );
+}
+
+#[test]
 fn both_forms_of_the_config_are_read_alike() {
     for variant in ["tied", "untied"] {
         let folder = golden::copy_of_model(variant);

@@ -1,11 +1,12 @@
 //! The files of a folder that is to be stored: their keys, lengths and digests.
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
 use trainyard_shared::message::ArtifactFile;
+
+use crate::files::digest;
 
 /// Describes every file below `folder` as it will be stored under `prefix` (which ends with a slash).
 ///
@@ -45,21 +46,6 @@ fn list(folder: &Path, prefix: &str, paths: &mut Vec<(String, PathBuf)>) -> io::
         }
     }
     Ok(())
-}
-
-fn digest(path: &Path) -> io::Result<(u64, String)> {
-    let mut file = File::open(path)?;
-    let mut digest = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    let mut size_bytes = 0;
-    loop {
-        let read = file.read(&mut buffer)?;
-        if read == 0 {
-            return Ok((size_bytes, hex::encode(digest.finalize())));
-        }
-        digest.update(&buffer[..read]);
-        size_bytes += read as u64;
-    }
 }
 
 #[cfg(test)]
