@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::engine::checkpoint::newest_complete;
 
+/// Promise P9.
 #[test]
 fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
     let settings = || TrainingConfig {
@@ -55,7 +56,6 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
     );
 }
 
-/// Promise P9.
 #[test]
 fn a_run_stopped_before_its_first_step_leaves_no_checkpoint() {
     let bench = Bench::new(4);
