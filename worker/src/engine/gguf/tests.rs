@@ -179,7 +179,7 @@ fn quantised_blocks_are_read_by_the_formats_own_layout() {
 fn what_is_not_supported_is_refused_by_name() {
     let refusal = |writer: &GgufWriter| {
         let (_kept, path) = save(writer);
-        GgufModel::open(&path).err().expect("refused").to_string()
+        GgufModel::open(&path).expect_err("refused").to_string()
     };
     let mut k_quants = golden_as_gguf("tied", BlockType::F32);
     k_quants.raw_tensor("output.weight", &[128, 256], 14, &[0; 210]);
@@ -401,8 +401,7 @@ fn tokenizers_that_cannot_be_expressed_are_refused_by_name() {
         ModelFiles::open(&path)
             .unwrap()
             .tokenizer()
-            .err()
-            .expect("refused")
+            .expect_err("refused")
             .to_string()
     };
     assert!(problem(&with_tokenizer("poro-chat", |_| {})).contains("poro-chat"));
