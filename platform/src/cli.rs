@@ -8,6 +8,8 @@ mod completions;
 mod config;
 mod credentials;
 mod datasets;
+#[cfg(feature = "embedded-worker")]
+mod demo;
 mod error;
 mod jobs;
 mod keys;
@@ -58,6 +60,9 @@ pub struct Common {
 enum Command {
     /// Run the platform.
     Serve(serve::Options),
+    /// Show the whole main job on this machine: a platform, a worker, a fine-tune, the answers before and after.
+    #[cfg(feature = "embedded-worker")]
+    Demo(demo::Options),
     /// Print every setting of the platform with its value and where that came from.
     Config(config::Options),
     /// Log in; the token is kept in your config folder, readable by you only.
@@ -106,6 +111,8 @@ pub fn main() -> ExitCode {
 fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(options) => serve::run(options),
+        #[cfg(feature = "embedded-worker")]
+        Command::Demo(options) => demo::run(&options, output),
         Command::Config(options) => done(config::run(&options, output)),
         Command::Completions(options) => done(completions::run(&options)),
         Command::Datasets(datasets::Command::Check(options)) => {

@@ -55,7 +55,8 @@ impl Platform {
         Self::new(base, None)
     }
 
-    fn new(base: Url, token: Option<Secret>) -> Result<Self, CliError> {
+    /// The platform at `base`, with a token or without.
+    pub fn new(base: Url, token: Option<Secret>) -> Result<Self, CliError> {
         let base = with_slash(base)?;
         let http = reqwest::Client::builder()
             .connect_timeout(CONNECT_TIMEOUT)

@@ -3,7 +3,7 @@
 mod download;
 mod progress;
 mod submit;
-mod watch;
+pub mod watch;
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
