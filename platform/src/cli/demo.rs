@@ -51,10 +51,20 @@ pub struct Options {
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
     bind: SocketAddr,
     /// Where the demo keeps everything; what an earlier demo left there is removed first.
-    #[arg(long, env = "TRAINYARD_DEMO_DIR", default_value = "data/demo", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "TRAINYARD_DEMO_DIR",
+        default_value = "data/demo",
+        value_name = "DIR"
+    )]
     data_dir: PathBuf,
     /// Base models, as folders `org/name` or files `org/name.gguf`; a missing one is fetched from the hub.
-    #[arg(long, env = "MODELS_DIR", default_value = "data/models", value_name = "DIR")]
+    #[arg(
+        long,
+        env = "MODELS_DIR",
+        default_value = "data/models",
+        value_name = "DIR"
+    )]
     models_dir: PathBuf,
     #[command(flatten)]
     hub: HubArgs,
@@ -92,7 +102,9 @@ async fn show(options: &Options, yard: &mut Yard, output: &Output) -> Result<Exi
     let dashboard = platform.base().to_string();
     remark(&format!("the platform is at {dashboard} ({login})"));
     let outcome = main_job(options, yard, &platform, output).await?;
-    output.result(&outcome.in_json(&dashboard), |_| outcome.in_words(&dashboard, &login))?;
+    output.result(&outcome.in_json(&dashboard), |_| {
+        outcome.in_words(&dashboard, &login)
+    })?;
     if !options.exit {
         remark("the platform and its worker go on; Ctrl-C ends them");
         interrupted().await;
@@ -100,23 +112,41 @@ async fn show(options: &Options, yard: &mut Yard, output: &Output) -> Result<Exi
     Ok(ExitCode::SUCCESS)
 }
 
-async fn main_job(options: &Options, yard: &mut Yard, platform: &Platform, output: &Output) -> Result<Outcome, CliError> {
+async fn main_job(
+    options: &Options,
+    yard: &mut Yard,
+    platform: &Platform,
+    output: &Output,
+) -> Result<Outcome, CliError> {
     let settings = options.hub.model_settings(options.models_dir.clone());
-    let http = Http::new(RetryPolicy::default()).map_err(|error| CliError::Input(error.to_string()))?;
+    let http =
+        Http::new(RetryPolicy::default()).map_err(|error| CliError::Input(error.to_string()))?;
     let models = ModelSource::new(settings.clone(), http);
     remark("asking the base model three questions");
     let before = answers::ask(&models, BASE_MODEL, None).await?;
 
     remark("starting a worker, which enrols with a key and measures this machine");
-    let key = platform.post(&["api", "enrollment-keys"], &json!({"max_uses": 1, "name_prefix": "demo"})).await?;
+    let key = platform
+        .post(
+            &["api", "enrollment-keys"],
+            &json!({"max_uses": 1, "name_prefix": "demo"}),
+        )
+        .await?;
     yard.start_worker(platform.base(), &text(&key, "key")?, settings)?;
     let worker = yard.worker_while(idle_worker(platform)).await?;
     remark(&format!("{} is ready", cell(&worker, "/name")));
 
     let dataset = upload(platform).await?;
-    remark(&format!("uploaded {} chats; submitting the job", cell(&dataset, "/rows")));
-    let job = platform.post(&["api", "jobs"], &job(options, &dataset, &worker)).await?;
-    let id = job["id"].as_u64().ok_or_else(|| CliError::UnexpectedAnswer("a job without a number".to_owned()))?;
+    remark(&format!(
+        "uploaded {} chats; submitting the job",
+        cell(&dataset, "/rows")
+    ));
+    let job = platform
+        .post(&["api", "jobs"], &job(options, &dataset, &worker))
+        .await?;
+    let id = job["id"]
+        .as_u64()
+        .ok_or_else(|| CliError::UnexpectedAnswer("a job without a number".to_owned()))?;
     if yard.worker_while(watch::run(id, platform, output)).await? != ExitCode::SUCCESS {
         return Err(CliError::Input("the job did not complete".to_owned()));
     }
@@ -124,28 +154,42 @@ async fn main_job(options: &Options, yard: &mut Yard, platform: &Platform, outpu
     remark("asking the fine-tuned model the same questions");
     let adapter = yard.adapter_of(id);
     let after = answers::ask(&models, BASE_MODEL, Some(&adapter)).await?;
-    let metrics = platform.get(&["api", "jobs", &id.to_string(), "metrics"], &[]).await?;
-    let points = metrics["points"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let metrics = platform
+        .get(&["api", "jobs", &id.to_string(), "metrics"], &[])
+        .await?;
+    let points = metrics["points"]
+        .as_array()
+        .map(Vec::as_slice)
+        .unwrap_or_default();
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
-        return Err(CliError::UnexpectedAnswer("a completed job without metrics".to_owned()));
+        return Err(CliError::UnexpectedAnswer(
+            "a completed job without metrics".to_owned(),
+        ));
     };
     Ok(Outcome {
         first_loss: number(first, "loss")?,
         last_loss: number(last, "loss")?,
         steps: last["step"].as_u64().unwrap_or_default(),
-        tokens_per_second: median(points.iter().filter_map(|point| point["token_throughput"].as_f64()).collect()),
+        tokens_per_second: median(
+            points
+                .iter()
+                .filter_map(|point| point["token_throughput"].as_f64())
+                .collect(),
+        ),
         adapter,
         before,
         after,
     })
 }
 
-
 /// The worker that is ready for jobs.
 async fn idle_worker(platform: &Platform) -> Result<Value, CliError> {
     loop {
         let workers = platform.get(&["api", "workers"], &[]).await?;
-        if let Some(idle) = items(&workers).iter().find(|worker| worker["status"] == "idle") {
+        if let Some(idle) = items(&workers)
+            .iter()
+            .find(|worker| worker["status"] == "idle")
+        {
             return Ok(idle.clone());
         }
         tokio::time::sleep(POLL_INTERVAL).await;
@@ -155,7 +199,10 @@ async fn idle_worker(platform: &Platform) -> Result<Value, CliError> {
 async fn upload(platform: &Platform) -> Result<Value, CliError> {
     let request = platform
         .request(Method::POST, &["api", "datasets"])?
-        .query(&[("name", "yard foreman"), ("format", trainyard_shared::dataset::JSONL)])
+        .query(&[
+            ("name", "yard foreman"),
+            ("format", trainyard_shared::dataset::JSONL),
+        ])
         .body(chats::json_lines());
     platform.json(request).await
 }
@@ -202,12 +249,18 @@ impl Outcome {
             "\nloss {:.3} at the first of {} steps, {:.3} at the last; {:.0} tokens/s\n",
             self.first_loss, self.steps, self.last_loss, self.tokens_per_second
         );
-        for ((question, before), after) in chats::QUESTIONS.iter().zip(&self.before).zip(&self.after) {
+        for ((question, before), after) in
+            chats::QUESTIONS.iter().zip(&self.before).zip(&self.after)
+        {
             let (before, after) = (printable(before), printable(after));
-            words.push_str(&format!("\n{question}\n  before  {before}\n  after   {after}\n"));
+            words.push_str(&format!(
+                "\n{question}\n  before  {before}\n  after   {after}\n"
+            ));
         }
         let adapter = self.adapter.display();
-        words.push_str(&format!("\nadapter    {adapter}\ndashboard  {dashboard} ({login})"));
+        words.push_str(&format!(
+            "\nadapter    {adapter}\ndashboard  {dashboard} ({login})"
+        ));
         words
     }
 }
@@ -219,7 +272,9 @@ fn text(answer: &Value, field: &str) -> Result<String, CliError> {
 }
 
 fn number(answer: &Value, field: &str) -> Result<f64, CliError> {
-    answer[field].as_f64().ok_or_else(|| CliError::UnexpectedAnswer(format!("no {field}")))
+    answer[field]
+        .as_f64()
+        .ok_or_else(|| CliError::UnexpectedAnswer(format!("no {field}")))
 }
 
 /// The middle one, 0 of none.

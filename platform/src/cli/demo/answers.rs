@@ -24,13 +24,19 @@ const MAX_TOKENS: usize = 48;
 pub type Answers = Vec<String>;
 
 /// Asks the base model, with the adapter in `adapter` where there is one. Ends early when it is dropped.
-pub async fn ask(models: &ModelSource, model: &str, adapter: Option<&Path>) -> Result<Answers, CliError> {
+pub async fn ask(
+    models: &ModelSource,
+    model: &str,
+    adapter: Option<&Path>,
+) -> Result<Answers, CliError> {
     let path = find(models, model).await?;
     let adapter = adapter.map(Path::to_owned);
     let waiting = Waiting::default();
     let abandoned = waiting.abandoned.clone();
     let answering = tokio::task::spawn_blocking(move || {
-        answer(&path, adapter.as_deref(), &|| abandoned.load(Ordering::Relaxed))
+        answer(&path, adapter.as_deref(), &|| {
+            abandoned.load(Ordering::Relaxed)
+        })
     });
     match answering.await {
         Ok(answers) => answers.map_err(|error| CliError::Input(error.to_string())),
@@ -40,7 +46,10 @@ pub async fn ask(models: &ModelSource, model: &str, adapter: Option<&Path>) -> R
 
 /// The model's folder or file on this machine; it is fetched first where it is not there.
 async fn find(models: &ModelSource, model: &str) -> Result<PathBuf, CliError> {
-    let model = BaseModel { huggingface_id: model.to_owned(), download_urls: Vec::new() };
+    let model = BaseModel {
+        huggingface_id: model.to_owned(),
+        download_urls: Vec::new(),
+    };
     let mut told = String::new();
     let found = models.find(&model, |fetched| {
         if told != fetched.file {
@@ -48,7 +57,9 @@ async fn find(models: &ModelSource, model: &str) -> Result<PathBuf, CliError> {
             remark(&format!("fetching {told}"));
         }
     });
-    found.await.map_err(|error| CliError::Input(error.to_string()))
+    found
+        .await
+        .map_err(|error| CliError::Input(error.to_string()))
 }
 
 /// Tells the answering thread when nobody waits for it any more.
@@ -63,7 +74,11 @@ impl Drop for Waiting {
     }
 }
 
-fn answer(path: &Path, adapter: Option<&Path>, abandoned: &dyn Fn() -> bool) -> Result<Answers, EngineError> {
+fn answer(
+    path: &Path,
+    adapter: Option<&Path>,
+    abandoned: &dyn Fn() -> bool,
+) -> Result<Answers, EngineError> {
     let files = ModelFiles::open(path)?;
     let chat = files.chat(chrono::Local::now())?;
     let options = SamplingOptions {
@@ -72,11 +87,16 @@ fn answer(path: &Path, adapter: Option<&Path>, abandoned: &dyn Fn() -> bool) -> 
         stop_ids: files.stop_token_ids(&chat)?,
         ..SamplingOptions::default()
     };
-    let adapter = adapter.map(|folder| adapter::load(folder, &files.config)).transpose()?;
+    let adapter = adapter
+        .map(|folder| adapter::load(folder, &files.config))
+        .transpose()?;
     let model = Arc::new(Llama::load(&files)?);
     let mut generator = Generator::new(model, adapter.as_ref().map(|(adapter, _)| adapter))?;
     let one = |question: &str| {
-        let turn = Turn { role: Role::User, content: question.to_owned() };
+        let turn = Turn {
+            role: Role::User,
+            content: question.to_owned(),
+        };
         let prompt = chat.encode_prompt(&[turn])?;
         let generated = generator.generate(&prompt, &options, abandoned, &mut |_| {})?;
         Ok(chat.tokenizer().decode(&generated.ids)?.trim().to_owned())

@@ -52,13 +52,19 @@ impl Yard {
         let folder = folder.canonicalize().map_err(failed)?;
         let marker = folder.join(MARKER);
         if !marker.exists() && fs::read_dir(&folder).map_err(failed)?.next().is_some() {
-            return Err(CliError::Input(format!("{} is neither empty nor a demo's folder", folder.display())));
+            return Err(CliError::Input(format!(
+                "{} is neither empty nor a demo's folder",
+                folder.display()
+            )));
         }
         let lock = File::create(&marker).map_err(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(CliError::Input(format!("another demo is running in {}", folder.display())));
+                return Err(CliError::Input(format!(
+                    "another demo is running in {}",
+                    folder.display()
+                )));
             }
             Err(TryLockError::Error(source)) => return Err(failed(source)),
         }
@@ -68,19 +74,33 @@ impl Yard {
                 _ => {}
             }
         }
-        Ok(Self { folder, server: None, worker: None, _lock: lock })
+        Ok(Self {
+            folder,
+            server: None,
+            worker: None,
+            _lock: lock,
+        })
     }
 
     /// Starts the platform and logs in as the administrator that it makes; also who that is, in words.
-    pub async fn start_platform(&mut self, bind: SocketAddr) -> Result<(Platform, String), CliError> {
+    pub async fn start_platform(
+        &mut self,
+        bind: SocketAddr,
+    ) -> Result<(Platform, String), CliError> {
         let level = std::env::var("LOG").unwrap_or_else(|_| "error".to_owned());
         let sources = Sources::default()
             .with_flag("BIND", bind.to_string())
-            .with_flag("DATA_DIR", self.folder.join("platform").display().to_string())
+            .with_flag(
+                "DATA_DIR",
+                self.folder.join("platform").display().to_string(),
+            )
             .with_flag("LOG", level);
-        let config = Config::resolve(&sources).map_err(|error| CliError::Input(error.to_string()))?;
+        let config =
+            Config::resolve(&sources).map_err(|error| CliError::Input(error.to_string()))?;
         logging::init(&config);
-        let running = server::start(config).await.map_err(|error| CliError::Input(error.to_string()))?;
+        let running = server::start(config)
+            .await
+            .map_err(|error| CliError::Input(error.to_string()))?;
         let server = self.server.insert(running);
         let admin = server.first_admin.as_ref().ok_or_else(|| {
             CliError::UnexpectedAnswer("a new platform made no administrator".to_owned())
@@ -88,14 +108,24 @@ impl Yard {
         let password = admin.generated_password.as_ref().map_or("", Secret::expose);
         let anonymous = Platform::anonymous(Some(&server.public_url))?;
         let body = json!({ "email": admin.email, "password": password });
-        let answer = anonymous.post_anonymous(&["api", "auth", "login"], &body).await?;
+        let answer = anonymous
+            .post_anonymous(&["api", "auth", "login"], &body)
+            .await?;
         let token = Secret::from(super::text(&answer, "token")?);
         let platform = Platform::new(server.public_url.clone(), Some(token))?;
-        Ok((platform, format!("log in as {}, password {password}", admin.email)))
+        Ok((
+            platform,
+            format!("log in as {}, password {password}", admin.email),
+        ))
     }
 
     /// Starts the worker, which enrols with `key`.
-    pub fn start_worker(&mut self, platform: &Url, key: &str, models: ModelSettings) -> Result<(), CliError> {
+    pub fn start_worker(
+        &mut self,
+        platform: &Url,
+        key: &str,
+        models: ModelSettings,
+    ) -> Result<(), CliError> {
         let config = WorkerConfig::new(platform.as_str(), self.folder.join("worker"))
             .map_err(|error| CliError::Input(error.to_string()))?;
         let config = WorkerConfig {
@@ -116,7 +146,10 @@ impl Yard {
     }
 
     /// Waits for `work` as long as the worker lives.
-    pub async fn worker_while<T>(&mut self, work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
+    pub async fn worker_while<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, CliError>>,
+    ) -> Result<T, CliError> {
         let Some(worker) = &mut self.worker else {
             return work.await;
         };
@@ -136,7 +169,8 @@ impl Yard {
 
     /// Where the platform's local storage keeps what job `id` made.
     pub fn adapter_of(&self, id: u64) -> PathBuf {
-        self.folder.join(format!("platform/storage/models/job-{id}/final"))
+        self.folder
+            .join(format!("platform/storage/models/job-{id}/final"))
     }
 
     /// Ends the worker, then the platform, and waits for both.

@@ -78,8 +78,6 @@ pub(crate) struct Product<'a> {
 pub(crate) enum Start<'a> {
     /// Nothing.
     Zero,
-    /// What the output already holds.
-    Output,
     /// Other activations, as wide as the output.
     From(Activations<'a>),
 }
@@ -166,7 +164,6 @@ pub(crate) fn multiply(
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
             Start::Zero => std::ptr::null(),
-            Start::Output => y_data.pointer(0).cast_const(),
             Start::From(other) => other.data().as_ptr(),
         };
         let mut part = [Term::EMPTY; MAX_PRODUCTS];
@@ -483,23 +480,16 @@ mod tests {
         ];
         let mut data = sb.clone();
         let mut y = ActivationsMut::new(&mut data, rows);
-        multiply(&mut y, Start::Output, &products, 0.5);
-        assert_close(
-            "product",
-            &y.view().to_rows(tokens),
-            &sum(0.5, 1.0),
-            1e-6 * depth as f64,
-        );
         multiply(
             &mut y,
             Start::From(Activations::new(&sb, rows)),
             &products,
-            1.0,
+            0.5,
         );
         assert_close(
             "product",
             &y.view().to_rows(tokens),
-            &sum(1.0, 1.0),
+            &sum(0.5, 1.0),
             1e-6 * depth as f64,
         );
         multiply(&mut y, Start::Zero, &products, 2.0);
