@@ -347,7 +347,7 @@ mod tests {
             let mut dx = vec![0.0; padded() * INPUT];
             linear_backward_input(
                 &mut ActivationsMut::new(&mut dx, INPUT),
-                Start::Output,
+                Start::Zero,
                 start,
                 &mut [],
             );
