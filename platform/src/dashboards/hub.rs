@@ -133,6 +133,12 @@ pub enum Revoke {
     Everything,
 }
 
+/// How many dashboards are connected, and how many jobs are watched?
+#[cfg(test)]
+#[derive(Message)]
+#[rtype(result = "(usize, usize)")]
+pub struct GetSize;
+
 /// The platform stops.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -314,6 +320,15 @@ impl Handler<Revoke> for Dashboards {
             }
             Revoke::Everything => self.end(code, reason, |_| true),
         }
+    }
+}
+
+#[cfg(test)]
+impl Handler<GetSize> for Dashboards {
+    type Result = MessageResult<GetSize>;
+
+    fn handle(&mut self, _: GetSize, _: &mut Context<Self>) -> Self::Result {
+        MessageResult((self.sessions.len(), self.subscribers.len()))
     }
 }
 

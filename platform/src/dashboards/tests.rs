@@ -180,3 +180,61 @@ async fn g038_a_job_id_of_another_type_is_refused_by_name() {
         );
     }
 }
+
+#[actix_web::test]
+async fn g035_a_dashboard_watches_so_many_jobs_and_no_more_and_leaves_nothing_behind() {
+    use super::hub::{
+        Dashboards, GetSize, Join, Leave, MAX_SUBSCRIPTIONS, Subscribe, Subscribed, Unsubscribe,
+    };
+    use crate::auth::{Credential, Role};
+    use crate::sockets::outgoing::Outgoing;
+    use actix::Actor;
+    use trainyard_shared::ids::{JobId, UserId};
+    let hub = Dashboards::default().start();
+    let (outgoing, _frames) = Outgoing::new(1 << 20, 10_000);
+    let join = Join {
+        user: UserId(1),
+        role: Role::Admin,
+        credential: Credential::Session(1),
+        outgoing,
+    };
+    let session = hub.send(join).await.unwrap();
+    let subscribe = async |job: i64| {
+        let (job, current) = (JobId(job), "{}".into());
+        let subscribe = Subscribe {
+            session,
+            job,
+            current,
+        };
+        hub.send(subscribe).await.unwrap()
+    };
+    for job in 1..=MAX_SUBSCRIPTIONS as i64 {
+        assert_eq!(subscribe(job).await, Subscribed::Yes);
+    }
+    assert_eq!(
+        subscribe(5).await,
+        Subscribed::Yes,
+        "it watches that already"
+    );
+    assert_eq!(subscribe(5_000).await, Subscribed::TooMany);
+    let job = JobId(7);
+    hub.send(Unsubscribe { session, job }).await.unwrap();
+    assert_eq!(subscribe(5_000).await, Subscribed::Yes);
+    assert_eq!(hub.send(GetSize).await.unwrap(), (1, MAX_SUBSCRIPTIONS));
+    hub.send(Leave(session)).await.unwrap();
+    assert_eq!(hub.send(GetSize).await.unwrap(), (0, 0));
+}
+
+#[actix_web::test]
+async fn a_queued_job_is_shown_with_the_reason_why_it_waits() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let job = admin.job(json!({})).await;
+    let mut dashboard = admin.dashboard().await;
+    dashboard
+        .send(json!({"type": "subscribe_job", "job_id": job}))
+        .await;
+    let update = dashboard.receive("job_update").await;
+    assert_eq!(update["data"]["status"], "queued");
+    assert_eq!(update["data"]["waiting_because"], "no worker is connected");
+}

@@ -21,6 +21,7 @@ use super::orders;
 use super::phase::{JobTiming, Phase};
 use super::state::JobState;
 use super::store::{self, JobFacts, StoredJob};
+use super::waiting::Reasons;
 use crate::actors::Actors;
 use crate::artifacts;
 use crate::auth::Role;
@@ -429,16 +430,25 @@ impl Handler<Show> for JobActor {
     fn handle(&mut self, show: Show, _: &mut Context<Self>) -> Self::Result {
         self.asked_at = self.now();
         let may_see = show.role != Role::Member || show.user == self.facts.owner;
-        let (actors, job) = (self.actors.clone(), self.facts.id);
-        let current = news::update_text(&self.state);
+        let (actors, facts) = (self.actors.clone(), self.facts.clone());
+        let state = self.state.clone();
         let showing = async move {
             if !may_see {
                 return Err(SubscribeRefused::NotFound);
             }
+            let waits = match state.phase {
+                Phase::Queued => {
+                    let mut reasons = Reasons::default();
+                    let reason = reasons.of(&actors, facts.owner, facts.requested_worker);
+                    // Only for a person; without it the state is shown all the same.
+                    reason.await.ok()
+                }
+                _ => None,
+            };
             let subscribe = Subscribe {
                 session: show.session,
-                job,
-                current,
+                job: facts.id,
+                current: news::update_text(&state, waits),
             };
             match actors.dashboards.send(subscribe).await {
                 Ok(Subscribed::Yes) => Ok(()),

@@ -57,18 +57,22 @@ pub async fn publish(actors: &Actors, facts: &JobFacts, news: News, change: &Cha
     let _ = actors.dashboards.send(publish).await;
 }
 
-/// How the job stands, as the frame of a `job_update`.
-pub fn update_text(state: &JobState) -> ByteString {
-    text(News::Update, state)
+/// How the job stands, as the frame of a `job_update`; with the reason where it waits.
+pub fn update_text(state: &JobState, waiting_because: Option<String>) -> ByteString {
+    let update = JobUpdate {
+        job_id: state.id,
+        data: JobUpdateData {
+            waiting_because,
+            ..update(state)
+        },
+    };
+    ToDashboard::JobUpdate(update).encode().into()
 }
 
 fn text(news: News, state: &JobState) -> ByteString {
     let job_id = state.id;
     let message = match news {
-        News::Update => ToDashboard::JobUpdate(JobUpdate {
-            job_id,
-            data: update(state),
-        }),
+        News::Update => return update_text(state, None),
         News::CheckpointSaved(data) => ToDashboard::CheckpointSaved(CheckpointSaved {
             worker_id: None,
             job_id,
@@ -145,7 +149,7 @@ mod tests {
     #[test]
     fn an_update_says_how_the_job_stands_and_a_gap_is_null() {
         let mut state = JobState::new(JobId(123), 0);
-        let value: serde_json::Value = serde_json::from_str(&update_text(&state)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&update_text(&state, None)).unwrap();
         assert_eq!(value["type"], "job_update");
         assert_eq!(value["job_id"], 123);
         assert_eq!(value["data"]["status"], "queued");
@@ -155,7 +159,7 @@ mod tests {
             loss: Some(f64::NAN),
             ..Default::default()
         });
-        let value: serde_json::Value = serde_json::from_str(&update_text(&state)).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&update_text(&state, None)).unwrap();
         assert_eq!(value["data"]["step"], 3);
         assert!(value["data"]["loss"].is_null());
         assert_eq!(value["data"]["awaiting_worker"], false);

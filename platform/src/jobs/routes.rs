@@ -366,7 +366,11 @@ async fn view(
         }
     };
     let waits = match status {
-        JobStatus::Queued => Some(reasons.of(state, &row).await?),
+        JobStatus::Queued => {
+            let requested = row.requested_worker_id.map(WorkerId);
+            let owner = UserId(row.owner_id);
+            Some(reasons.of(&state.actors, owner, requested).await?)
+        }
         _ => None,
     };
     Ok(JobView::of(row, live.as_ref(), waits)?)

@@ -3,12 +3,12 @@
 use trainyard_shared::WorkerType;
 use trainyard_shared::ids::{UserId, WorkerId};
 
-use super::store::{self, JobRow};
+use super::store;
+use crate::actors::Actors;
 use crate::database::DatabaseError;
-use crate::error::ApiError;
-use crate::server::AppState;
 use crate::workers;
 use crate::workers::placement::{Seen, Shares, waiting_because};
+use crate::workers::supervisor::GetWorkers;
 
 /// Most workers that are looked at.
 const MAX_WORKERS: i64 = 10_000;
@@ -20,24 +20,29 @@ pub struct Reasons {
 }
 
 impl Reasons {
-    /// Why that job waits.
+    /// Why a job of that owner waits, which may ask for one worker.
     ///
     /// # Errors
     /// Those of the database.
-    pub async fn of(&mut self, state: &AppState, job: &JobRow) -> Result<String, ApiError> {
+    pub async fn of(
+        &mut self,
+        actors: &Actors,
+        owner: UserId,
+        requested: Option<WorkerId>,
+    ) -> Result<String, DatabaseError> {
         if self.known.is_none() {
-            self.known = Some(read(state).await?);
+            self.known = Some(read(actors).await?);
         }
         let (workers, shares) = self.known.as_ref().expect("it was read above");
-        let requested = job.requested_worker_id.map(WorkerId);
-        let exhausted = shares.is_exhausted(UserId(job.owner_id));
+        let exhausted = shares.is_exhausted(owner);
         Ok(waiting_because(requested, exhausted, workers))
     }
 }
 
-async fn read(state: &AppState) -> Result<(Vec<Seen>, Shares), ApiError> {
-    let seen = workers::routes::all_seen(state).await?;
-    let (rows, shares) = state
+async fn read(actors: &Actors) -> Result<(Vec<Seen>, Shares), DatabaseError> {
+    let asked = actors.supervisor.send(GetWorkers).await;
+    let seen = asked.map_err(|_| DatabaseError::Stopped)?;
+    let (rows, shares) = actors
         .database
         .read::<_, DatabaseError, _>(|c| {
             let rows = workers::store::list(c, i64::MAX, MAX_WORKERS)?;

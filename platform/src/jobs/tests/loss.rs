@@ -213,3 +213,56 @@ async fn g011_a_job_whose_worker_never_comes_back_after_a_restart_fails() {
     let shown = admin.wait_for_job(job, "failed").await;
     assert_eq!(shown["failure_kind"], "worker_lost");
 }
+
+#[actix_web::test]
+async fn an_assigned_job_is_sent_again_after_a_restart_of_the_platform() {
+    let platform = Platform::start(CALM).await;
+    let (worker, job) = {
+        let admin = platform.admin().await;
+        let mut worker = TestWorker::ready(&admin).await;
+        let job = admin.job(json!({})).await;
+        worker.receive_job().await;
+        (worker, job)
+    };
+    let folder = platform.stop().await;
+    let platform = Platform::start_in(folder, CALM).await;
+    let admin = platform.admin().await;
+    let mut back = worker.again(&platform).await;
+    back.register().await;
+    back.socket.receive("ping").await;
+    back.pong(None).await;
+    let start = back.receive_job().await;
+    assert_eq!(
+        (start["job_id"].as_i64(), start["attempt"].as_i64()),
+        (Some(job), Some(1))
+    );
+    back.say_acked("job_started", job, json!({})).await;
+    admin.wait_for_job(job, "running").await;
+}
+
+#[actix_web::test]
+async fn a_job_that_was_changed_behind_its_actor_s_back_is_read_anew() {
+    use crate::database::schema::jobs;
+    use diesel::prelude::*;
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let (mut worker, job) = training(&admin, json!({})).await;
+    let database = &platform.server.state.database;
+    database
+        .write::<_, crate::database::DatabaseError, _>(move |connection| {
+            diesel::update(jobs::table.find(job))
+                .set(jobs::revision.eq(jobs::revision + 1))
+                .execute(connection)?;
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let completed = json!({"type": "job_completed", "job_id": job, "data": {"final_loss": 0.1},
+        "message_id": "6b5f2a0e-2a53-4f0e-8f8b-333333333333"});
+    worker.socket.send(completed.clone()).await;
+    assert_eq!(worker.socket.receive("error").await["code"], "try_again");
+    worker.socket.send(completed).await;
+    worker.socket.receive("ack").await;
+    admin.wait_for_job(job, "completed").await;
+    admin.wait_for_worker(worker.id, "idle").await;
+}
