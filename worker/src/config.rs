@@ -330,7 +330,7 @@ impl ModelArgs {
 /// Settings of `run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Base address of the platform, as https://yard.example.org
+    /// Base address of the platform, as `https://yard.example.org`
     #[arg(long, env = "PLATFORM_URL", value_name = "URL")]
     pub platform_url: PlatformAddress,
     /// Enrolment key (`enroll_…`), needed the first time only
