@@ -23,7 +23,7 @@ use std::future::Future;
 use std::time::Duration;
 
 /// How long a test waits for anything before it calls it missing. Far above what is needed: machines can be busy.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Asks again and again until `ask` answers with a value, for states that can only be polled.
 ///
