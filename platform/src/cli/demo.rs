@@ -216,7 +216,7 @@ fn job(options: &Options, dataset: &Value, worker: &Value) -> Value {
         "max_length": 256,
         "lora_r": 16,
         "learning_rate": 2e-3,
-        "logging_steps": 1,
+        "logging_steps": 20,
     });
     if options.quick {
         config["max_steps"] = json!(QUICK_STEPS);
