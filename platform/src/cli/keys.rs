@@ -17,10 +17,10 @@ pub enum Command {
         /// Workers that join with it are named PREFIX-1, PREFIX-2, …
         #[arg(long, value_name = "PREFIX")]
         name_prefix: Option<String>,
-        /// How many machines may join with it.
+        /// How many machines may join with it; any number when absent.
         #[arg(long, value_name = "COUNT")]
         max_uses: Option<u64>,
-        /// How long it is valid: seconds, or with a unit as 30m, 12h, 7d.
+        /// How long it is valid: seconds, or with a unit as 30m, 12h, 7d; 24h when absent.
         #[arg(long, value_name = "TIME", value_parser = time_span)]
         expires_in: Option<Duration>,
     },
