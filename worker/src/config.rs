@@ -1,16 +1,20 @@
-//! Every setting of the worker: its name, unit, default and check. Environment and flags have the same names.
+//! Every setting of the worker: its meaning, unit, default and check.
+
+mod args;
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use clap::Args;
 use trainyard_shared::ids::WorkerUuid;
 use trainyard_shared::{Secret, WorkerType};
 use url::Url;
 
 use crate::connection::backoff::LONGEST_DELAY;
+
+pub(crate) use args::seconds;
+pub use args::{HubArgs, ModelArgs, RunArgs};
 
 /// A setting that cannot be used, named as the user writes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -249,172 +253,6 @@ impl ModelSettings {
     }
 }
 
-/// How the Hugging Face hub is reached; the names are those of its own programs.
-#[derive(Debug, Clone, Args)]
-pub struct HubArgs {
-    /// Access token of the Hugging Face hub
-    #[arg(long, env = "HF_TOKEN", hide_env_values = true, value_name = "TOKEN", value_parser = secret)]
-    pub hf_token: Option<Secret>,
-    /// Address of the Hugging Face hub or of a mirror
-    #[arg(long, env = "HF_ENDPOINT", default_value = HUB_ENDPOINT, value_name = "URL")]
-    pub hf_endpoint: Url,
-    /// Never ask the hub
-    #[arg(long, env = "HF_HUB_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
-    pub hf_hub_offline: bool,
-}
-
-impl HubArgs {
-    /// Models in `models_dir`, in the hub's cache on this machine, and from the hub.
-    pub fn model_settings(&self, models_dir: PathBuf) -> ModelSettings {
-        ModelSettings {
-            models_dir,
-            hub_cache: hub_cache(),
-            hub_endpoint: self.hf_endpoint.clone(),
-            hub_token: self.hf_token.clone(),
-            hub_offline: self.hf_hub_offline,
-        }
-    }
-}
-
-/// Settings of everything that needs a base model: `run`, `train`, `generate`.
-#[derive(Debug, Clone, Args)]
-pub struct ModelArgs {
-    /// State of the worker: identity, undelivered messages, data sets, checkpoints
-    /// [default: ~/.local/share/trainyard-worker]
-    #[arg(long, env = "STATE_DIR", value_name = "DIR")]
-    pub state_dir: Option<PathBuf>,
-    /// Base models, as folders `org/name` or files `org/name.gguf` [default: STATE_DIR/models]
-    #[arg(long, env = "MODELS_DIR", value_name = "DIR")]
-    pub models_dir: Option<PathBuf>,
-    /// What trains: `auto` or `cpu`
-    #[arg(long, env = "DEVICE", default_value = "auto")]
-    pub device: Device,
-    /// The hub.
-    #[command(flatten)]
-    pub hub: HubArgs,
-}
-
-impl ModelArgs {
-    /// The state directory, by setting or by default.
-    ///
-    /// # Errors
-    ///
-    /// It is not set and there is no home directory to put it in.
-    pub fn state_dir(&self) -> Result<PathBuf, ConfigError> {
-        match &self.state_dir {
-            Some(dir) => Ok(dir.clone()),
-            None => std::env::home_dir()
-                .filter(|home| !home.as_os_str().is_empty())
-                .map(|home| home.join(".local/share/trainyard-worker"))
-                .ok_or_else(|| ConfigError {
-                    setting: "STATE_DIR",
-                    message: "not set, and there is no home directory for its default".to_owned(),
-                }),
-        }
-    }
-
-    /// Where models are looked for.
-    ///
-    /// # Errors
-    ///
-    /// As [`ModelArgs::state_dir`].
-    pub fn model_settings(&self) -> Result<ModelSettings, ConfigError> {
-        let models_dir = match &self.models_dir {
-            Some(dir) => dir.clone(),
-            None => self.state_dir()?.join("models"),
-        };
-        Ok(self.hub.model_settings(models_dir))
-    }
-}
-
-/// Settings of `run`.
-#[derive(Debug, Clone, Args)]
-pub struct RunArgs {
-    /// Base address of the platform, as `https://yard.example.org`
-    #[arg(long, env = "PLATFORM_URL", value_name = "URL")]
-    pub platform_url: PlatformAddress,
-    /// Enrolment key (`enroll_…`), needed the first time only
-    #[arg(long, env = "WORKER_KEY", hide_env_values = true, value_name = "KEY", value_parser = secret)]
-    pub worker_key: Option<Secret>,
-    /// Models, state and device.
-    #[command(flatten)]
-    pub models: ModelArgs,
-    /// Seconds between heartbeats
-    #[arg(long, env = "HEARTBEAT_INTERVAL", default_value = "30", value_name = "SECONDS", value_parser = seconds)]
-    pub heartbeat_interval: Duration,
-    /// Seconds between reports of the machine's load
-    #[arg(long, env = "METRICS_INTERVAL", default_value = "5", value_name = "SECONDS", value_parser = seconds)]
-    pub metrics_interval: Duration,
-    /// Seconds before connecting again; doubles up to 60
-    #[arg(long, env = "RECONNECT_DELAY", default_value = "5", value_name = "SECONDS", value_parser = seconds)]
-    pub reconnect_delay: Duration,
-    /// Work that is taken: `both`, `training` or `inference`
-    #[arg(long, env = "WORKER_TYPE", default_value = "both", value_parser = worker_type)]
-    pub worker_type: WorkerType,
-    /// About how long the benchmark measures, in seconds.
-    #[arg(long, env = "BENCHMARK_SECONDS", default_value = "6", hide = true, value_parser = seconds)]
-    pub benchmark_seconds: Duration,
-}
-
-impl RunArgs {
-    /// The settings of a running worker.
-    ///
-    /// # Errors
-    ///
-    /// As [`ModelArgs::state_dir`].
-    pub fn into_config(self) -> Result<WorkerConfig, ConfigError> {
-        let state_dir = self.models.state_dir()?;
-        Ok(WorkerConfig {
-            models: self.models.model_settings()?,
-            platform: self.platform_url,
-            worker_key: self.worker_key,
-            state_dir,
-            heartbeat_interval: self.heartbeat_interval,
-            metrics_interval: self.metrics_interval,
-            reconnect_delay: self.reconnect_delay,
-            longest_reconnect_delay: LONGEST_DELAY,
-            device: self.models.device,
-            worker_type: self.worker_type,
-            link: LinkTimeouts::default(),
-            shutdown_grace: Duration::from_secs(60),
-            benchmark_budget: self.benchmark_seconds,
-        })
-    }
-}
-
-/// The hub's cache by the rules of its own programs: `HF_HUB_CACHE`, `HF_HOME/hub`, `~/.cache/huggingface/hub`.
-fn hub_cache() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    set("HF_HUB_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| set("HF_HOME").map(|home| PathBuf::from(home).join("hub")))
-        .or_else(|| std::env::home_dir().map(|home| home.join(".cache/huggingface/hub")))
-}
-
-fn secret(text: &str) -> Result<Secret, String> {
-    match text.trim() {
-        "" => Err("empty".to_owned()),
-        key => Ok(Secret::from(key)),
-    }
-}
-
-/// A duration in seconds, above zero; fractions are allowed.
-pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text
-        .parse()
-        .map_err(|_| "a number of seconds is expected".to_owned())?;
-    if number > 0.0 && number <= 86_400.0 {
-        Ok(Duration::from_secs_f64(number))
-    } else {
-        Err("more than 0 and at most 86,400 seconds are expected".to_owned())
-    }
-}
-
-fn worker_type(text: &str) -> Result<WorkerType, String> {
-    WorkerType::from_word(text)
-        .ok_or_else(|| "expected `both`, `training` or `inference`".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -464,15 +302,6 @@ mod tests {
             let error = wrong.parse::<PlatformAddress>().unwrap_err();
             assert_eq!(error.setting, "PLATFORM_URL", "{wrong}");
         }
-    }
-
-    #[test]
-    fn durations_are_seconds_with_fractions() {
-        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
-        assert!(seconds("0").is_err());
-        assert!(seconds("-1").is_err());
-        assert!(seconds("NaN").is_err());
-        assert!(seconds("5s").is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod answers;
 pub mod backoff;
 mod delivery;
 pub mod identity;
+mod incoming;
 mod link;
 pub mod outbox;
 mod reports;

@@ -5,7 +5,7 @@ mod gpu;
 mod load;
 mod probe;
 
-pub use load::{Load, LoadMeter};
+pub use load::{Load, LoadWatch};
 pub use probe::Machine;
 
 /// Bytes in what the wire calls a GB: 2^30, so that an 80 GB card is 80.0.

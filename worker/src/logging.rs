@@ -66,7 +66,8 @@ where
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().boxed(),
     };
-    let filter = EnvFilter::new(settings.log.as_deref().unwrap_or(default));
+    let set = settings.log.as_deref().filter(|log| !log.trim().is_empty());
+    let filter = EnvFilter::new(set.unwrap_or(default));
     lines.with_filter(filter.and(filter_fn(may_be_logged)))
 }
 

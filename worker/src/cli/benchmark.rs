@@ -40,7 +40,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
          gpu               {gpu}\n\
          matrix products   {} TFLOP/s\n\
          memory bandwidth  {} GB/s\n\
-         largest batch     {} sequences of 256 tokens\n\
+         largest batch     {} sequences of 128 tokens\n\
          score             {}\n\
          measured in       {} s",
         machine.cpu_name,

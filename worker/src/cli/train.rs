@@ -55,7 +55,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     };
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;
-    let mut show = Show::new(output, &job.config);
+    let mut show = Show::new(output);
     let outcome = train(&run, &|| stop.is_set(), &mut |event| show.event(&event));
     show.finish()?;
     match outcome? {

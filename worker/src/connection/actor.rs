@@ -11,7 +11,7 @@
 //!
 //! Known gap: a proxy that has to be spoken to with CONNECT is not used for the socket.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,28 +24,25 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::frame::{MAX_FRAME_BYTES, close};
-use trainyard_shared::ids::MessageId;
+use trainyard_shared::ids::{JobId, WorkerUuid};
 use trainyard_shared::message::{
-    Authenticate, EnrollmentComplete, FromWorker, Heartbeat, Ping, Pong, ToWorker, WorkerMetrics,
-    WorkerMetricsData, WorkerRegister, WorkerRegisterData,
+    Authenticate, FromWorker, Heartbeat, WorkerMetrics, WorkerMetricsData, WorkerRegisterData,
 };
 use trainyard_shared::{Secret, WorkerStatus};
 
-use super::answers;
 use super::backoff::Backoff;
+use super::delivery::Delivery;
 use super::identity::IdentityFile;
 use super::link::{self, OpenError, Opened, Queue};
-use super::outbox::{Outbox, Place};
+use super::outbox::Outbox;
 use super::reports::{Deliver, SendReport, SharedActivity, TellActivity};
 use crate::config::WorkerConfig;
-use crate::hardware::LoadMeter;
+use crate::hardware::LoadWatch;
 use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::tasks::TaskCommand;
 
 /// Reports that may be lost and wait for a connection.
 const WAITING_REPORTS: usize = 1000;
-/// Answers of ours to frames that are no messages, at most so many a minute.
-const ERROR_ANSWERS_PER_MINUTE: usize = 10;
 /// How long the other side may take to answer a close.
 const CLOSE_ANSWER: Duration = Duration::from_secs(2);
 
@@ -74,40 +71,25 @@ pub struct Parts {
 /// The connection to the platform.
 pub struct Connection {
     pub(super) config: WorkerConfig,
-    identity: IdentityFile,
-    key: SharedKey,
-    hardware: WorkerRegisterData,
+    pub(super) identity: IdentityFile,
+    pub(super) key: SharedKey,
+    pub(super) hardware: WorkerRegisterData,
     pub(super) outbox: Arc<Outbox>,
     activity: SharedActivity,
     pub(super) files: PlatformFiles,
-    tasks: Recipient<TaskCommand>,
+    pub(super) tasks: Recipient<TaskCommand>,
     tls: Arc<ClientConfig>,
-    load: LoadMeter,
-    backoff: Backoff,
+    load: LoadWatch,
+    pub(super) backoff: Backoff,
     generation: u64,
     pub(super) link: Option<Link>,
     /// Whether the next try uses the key from the settings although there is a stored one.
-    try_given_key: bool,
+    pub(super) try_given_key: bool,
     pub(super) waiting: VecDeque<FromWorker>,
     pub(super) delivery: Delivery,
-    error_answers: VecDeque<Instant>,
+    pub(super) error_answers: VecDeque<Instant>,
     closing: Option<oneshot::Sender<()>>,
     stopping: bool,
-}
-
-/// How far the outbox is delivered.
-#[derive(Debug, Default)]
-pub(super) struct Delivery {
-    /// The last entry that was sent on this link.
-    pub(super) sent: Option<Place>,
-    /// Entries whose files are stored.
-    pub(super) stored: HashSet<Place>,
-    /// The entry whose files are being stored, or wait for another try.
-    pub(super) storing: Option<Place>,
-    /// Failed tries to store the files of the first entry in line.
-    pub(super) failed: u32,
-    /// How often the platform missed the files of a message.
-    pub(super) missed: HashMap<MessageId, u32>,
 }
 
 /// An open socket.
@@ -123,7 +105,7 @@ pub(super) struct Link {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LinkState {
+pub(super) enum LinkState {
     Authenticating,
     Registered,
     Closing,
@@ -131,12 +113,42 @@ enum LinkState {
 
 /// When to connect again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NextTry {
+pub(super) enum NextTry {
     ByBackoff,
     /// Another process has this identity: see [`Backoff::longest_delay`].
     AfterLongestDelay,
     After(Duration),
     AtOnce,
+}
+
+/// What became of a message that was to be sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pushed {
+    /// It is on its way, as far as this link reaches.
+    Queued,
+    /// The queue is full or there is no link.
+    NoRoom,
+    /// It will never fit into a frame.
+    TooLarge,
+}
+
+impl Link {
+    pub(super) fn heard(&mut self) {
+        self.last_heard = Instant::now();
+        self.pinged = false;
+    }
+
+    pub(super) fn is(&self, state: LinkState) -> bool {
+        self.state == state
+    }
+
+    pub(super) fn set(&mut self, state: LinkState) {
+        self.state = state;
+    }
+
+    pub(super) fn set_next_try(&mut self, next_try: NextTry) {
+        self.next_try = next_try;
+    }
 }
 
 /// What comes from a socket of some generation; none is its end.
@@ -158,7 +170,6 @@ impl Connection {
                 parts.config.reconnect_delay,
                 parts.config.longest_reconnect_delay,
             ),
-            config: parts.config,
             identity: parts.identity,
             key: parts.key,
             hardware: parts.hardware,
@@ -167,7 +178,8 @@ impl Connection {
             files: parts.files,
             tasks: parts.tasks,
             tls: parts.tls,
-            load: LoadMeter::open(),
+            load: LoadWatch::start(parts.config.metrics_interval),
+            config: parts.config,
             generation: 0,
             link: None,
             try_given_key: false,
@@ -235,7 +247,7 @@ impl Connection {
 
     /// The stored key; the one from the settings before there is a stored one, and in turn with it
     /// while it is refused (so that a new enrolment key lets a worker back in whose own key is void).
-    fn key_to_show(&self) -> Secret {
+    pub(super) fn key_to_show(&self) -> Secret {
         let stored = self.identity.identity().api_key.clone();
         let given = self.config.worker_key.clone();
         let (first, second) = if self.try_given_key {
@@ -248,14 +260,14 @@ impl Connection {
             .expect("a worker without any key is refused before it is started")
     }
 
-    fn worker(&self) -> trainyard_shared::ids::WorkerUuid {
+    fn worker(&self) -> WorkerUuid {
         self.identity.identity().worker_uuid
     }
 
-    /// Puts a message into the socket's queue, whatever the link's state; false when there is no room.
-    pub(super) fn push(&mut self, mut message: FromWorker) -> bool {
+    /// Puts a message into the socket's queue, whatever the link's state.
+    pub(super) fn push(&mut self, mut message: FromWorker) -> Pushed {
         let Some(link) = &self.link else {
-            return false;
+            return Pushed::NoRoom;
         };
         message.set_worker_id(self.identity.identity().worker_uuid);
         let frame = message.encode();
@@ -265,10 +277,14 @@ impl Connection {
                 frame.bytes = frame.len(),
                 "message is too large to be sent"
             );
-            return true;
+            return Pushed::TooLarge;
         }
         tracing::trace!(message.kind = message.wire_type(), "message is sent");
-        link.queue.push(tungstenite::Message::text(frame))
+        if link.queue.push(tungstenite::Message::text(frame)) {
+            Pushed::Queued
+        } else {
+            Pushed::NoRoom
+        }
     }
 
     /// Whether messages other than those of authentication may be sent.
@@ -286,20 +302,21 @@ impl Connection {
     }
 
     /// What the worker does and with which job. A job whose end is not delivered is still its job.
-    fn status(&self) -> (WorkerStatus, Option<trainyard_shared::ids::JobId>) {
+    pub(super) fn status(&self) -> (WorkerStatus, Option<JobId>) {
         let job = self
             .activity
             .get()
             .job
             .map(|job| job.job_id)
-            .or_else(|| self.outbox.undelivered_end());
+            .or_else(|| self.delivery.job_being_ended(&self.outbox));
         match job {
             Some(_) => (WorkerStatus::Training, job),
             None => (WorkerStatus::Idle, None),
         }
     }
 
-    fn beat(&mut self) {
+    /// Sends a heartbeat, if the worker is registered.
+    pub(super) fn beat(&mut self) {
         if self.is_registered() {
             let (status, current_job_id) = self.status();
             self.push(FromWorker::Heartbeat(Heartbeat {
@@ -310,9 +327,9 @@ impl Connection {
         }
     }
 
-    fn report_load(&mut self) {
-        let load = self.load.sample();
-        if self.is_registered() {
+    /// Sends the newest sample of the load, if the worker is registered.
+    pub(super) fn report_load(&mut self) {
+        if let Some(load) = self.load.newest().filter(|_| self.is_registered()) {
             let (status, _) = self.status();
             self.push(FromWorker::WorkerMetrics(WorkerMetrics {
                 worker_id: None,
@@ -349,196 +366,8 @@ impl Connection {
         }
     }
 
-    fn heard(&mut self, message: tungstenite::Message, ctx: &mut Context<Self>) {
-        if let Some(link) = &mut self.link {
-            link.last_heard = Instant::now();
-            link.pinged = false;
-        }
-        match message {
-            tungstenite::Message::Text(text) => match ToWorker::decode(&text) {
-                Ok(message) => self.take(message, ctx),
-                Err(error) => {
-                    tracing::warn!(
-                        message.kind = error.in_reply_to.as_deref().unwrap_or("none"),
-                        %error,
-                        "message of the platform is not understood"
-                    );
-                    if let Some(answer) = answers::to_undecodable(error) {
-                        self.answer(answer, ctx);
-                    }
-                }
-            },
-            tungstenite::Message::Binary(_) => {
-                tracing::warn!("the platform sent a binary frame");
-                self.close(close::UNSUPPORTED, NextTry::ByBackoff, ctx);
-            }
-            tungstenite::Message::Close(frame) => self.closed_by_platform(frame),
-            tungstenite::Message::Ping(_)
-            | tungstenite::Message::Pong(_)
-            | tungstenite::Message::Frame(_) => {}
-        }
-    }
-
-    fn take(&mut self, message: ToWorker, ctx: &mut Context<Self>) {
-        tracing::debug!(message.kind = message.wire_type(), "message came");
-        match message {
-            ToWorker::EnrollmentComplete(issued) => self.enrolled(issued, ctx),
-            ToWorker::Authenticated(_) => self.authenticated(ctx),
-            ToWorker::AuthFailed(failed) => self.refused(&failed.reason, ctx),
-            ToWorker::Ping(ping) => self.pong(ping),
-            ToWorker::Ack(ack) => self.acknowledged(ack.message_id, ctx),
-            ToWorker::Error(error) => self.answered_by_error(error, ctx),
-            ToWorker::StartTraining(start) => self.command(TaskCommand::Start(Box::new(start))),
-            ToWorker::StopTraining(stop) => self.command(TaskCommand::Stop(stop.job_id)),
-            ToWorker::StopInference(_)
-            | ToWorker::StopEvaluation(_)
-            | ToWorker::StopFederatedTraining(_) => {
-                tracing::debug!("there is nothing of that kind to stop");
-            }
-            ToWorker::StartInference(_)
-            | ToWorker::StartEvaluation(_)
-            | ToWorker::StartFederatedTraining(_)
-            | ToWorker::LoadAggregatedWeights(_)
-            | ToWorker::ContinueRound(_) => {
-                tracing::warn!(
-                    message.kind = message.wire_type(),
-                    "this version of the worker does not do that"
-                );
-                if let Some(answer) = answers::to_unsupported(&message) {
-                    self.answer(answer, ctx);
-                }
-            }
-        }
-    }
-
-    fn enrolled(&mut self, issued: EnrollmentComplete, ctx: &mut Context<Self>) {
-        let (id, name) = (issued.data.worker_id, issued.data.worker_name.clone());
-        let key = issued.data.api_key.clone();
-        if let Err(error) = self.identity.keep_key(issued.data) {
-            // Going on without the key on disk would lose it at the next restart. The platform issues
-            // another one as long as this one was never used.
-            tracing::error!(%error, "the worker's key cannot be stored");
-            return self.close(close::GOING_AWAY, NextTry::ByBackoff, ctx);
-        }
-        self.key.set(key);
-        self.try_given_key = false;
-        tracing::info!(worker.id = %id, worker.name = name, "enrolled; the key is stored");
-        if self.is_registered() {
-            self.close(1000, NextTry::AtOnce, ctx);
-        }
-    }
-
-    fn authenticated(&mut self, ctx: &mut Context<Self>) {
-        let Some(link) = &mut self.link else { return };
-        if link.state != LinkState::Authenticating {
-            return;
-        }
-        link.state = LinkState::Registered;
-        self.backoff.reset();
-        self.key.set(self.key_to_show());
-        tracing::info!(platform.url = %self.config.platform, "connected");
-        let hardware = self.hardware.clone();
-        self.push(FromWorker::WorkerRegister(WorkerRegister {
-            worker_id: None,
-            data: hardware,
-        }));
-        self.beat();
-        self.report_load();
-        self.delivery.sent = None;
-        self.deliver(ctx);
-    }
-
-    fn refused(&mut self, reason: &str, ctx: &mut Context<Self>) {
-        tracing::error!(
-            reason,
-            "the platform refuses this worker's key; it is tried again all the same"
-        );
-        let both = self.identity.identity().api_key.is_some() && self.config.worker_key.is_some();
-        self.try_given_key = both && !self.try_given_key;
-        self.close(1000, NextTry::ByBackoff, ctx);
-    }
-
-    fn pong(&mut self, ping: Ping) {
-        let (status, current_job_id) = self.status();
-        self.push(FromWorker::Pong(Pong {
-            worker_id: None,
-            status: Some(status),
-            busy: current_job_id.is_some(),
-            current_job_id,
-            ping_id: ping.ping_id,
-        }));
-    }
-
-    fn command(&mut self, command: TaskCommand) {
-        if let Err(error) = self.tasks.try_send(command) {
-            tracing::error!(%error, "the worker cannot take more commands");
-        }
-    }
-
-    /// Answers a message that cannot be carried out; the answer is kept if it is one that is acknowledged.
-    fn answer(&mut self, answer: FromWorker, ctx: &mut Context<Self>) {
-        if answer.message_id().is_some() && self.outbox.push(answer.clone(), Vec::new()).is_ok() {
-            return self.deliver(ctx);
-        }
-        let now = Instant::now();
-        let minute = Duration::from_secs(60);
-        self.error_answers
-            .retain(|at| now.duration_since(*at) < minute);
-        if self.error_answers.len() < ERROR_ANSWERS_PER_MINUTE {
-            self.error_answers.push_back(now);
-            self.push(answer);
-        }
-    }
-
-    fn acknowledged(&mut self, message: MessageId, ctx: &mut Context<Self>) {
-        let before = self.status();
-        if self.outbox.remove(message) {
-            self.delivery.missed.remove(&message);
-            if self.status() != before {
-                self.beat();
-            }
-            self.deliver(ctx);
-        }
-    }
-
-    fn closed_by_platform(&mut self, frame: Option<CloseFrame>) {
-        let Some(link) = &mut self.link else { return };
-        let Some(frame) = frame else { return };
-        let code = u16::from(frame.code);
-        let reason = frame.reason.as_str();
-        match code {
-            close::REPLACED => {
-                tracing::warn!(
-                    close.code = code,
-                    reason,
-                    "another process with this worker's identity has connected"
-                );
-                link.next_try = NextTry::AfterLongestDelay;
-            }
-            close::AUTHENTICATION_FAILED => tracing::error!(
-                close.code = code,
-                reason,
-                "the worker's key is refused, revoked or replaced"
-            ),
-            close::NOT_ALLOWED => tracing::error!(
-                close.code = code,
-                reason,
-                "the worker is not allowed any more"
-            ),
-            close::TOO_BIG => tracing::error!(
-                close.code = code,
-                reason,
-                "the platform found a message of this worker too large"
-            ),
-            _ => tracing::info!(
-                close.code = code,
-                reason,
-                "the platform closes the connection"
-            ),
-        }
-    }
-
-    fn close(&mut self, code: u16, next_try: NextTry, ctx: &mut Context<Self>) {
+    /// Says goodbye, and gives the link up where the platform does not answer.
+    pub(super) fn close(&mut self, code: u16, next_try: NextTry, ctx: &mut Context<Self>) {
         let Some(link) = &mut self.link else { return };
         link.state = LinkState::Closing;
         link.next_try = next_try;
@@ -628,7 +457,7 @@ impl Handler<SendReport> for Connection {
 
     fn handle(&mut self, SendReport(mut message): SendReport, ctx: &mut Self::Context) {
         if let FromWorker::TrainingProgress(progress) = &mut message {
-            let load = self.load.newest();
+            let load = self.load.newest().unwrap_or_default();
             progress.data.gpu_utilization = load.gpu_utilization;
             progress.data.gpu_memory_used = load.gpu_memory_used;
             progress.data.cpu_utilization = load.cpu_utilization;

@@ -1,23 +1,65 @@
 //! How the outbox and waiting reports get onto a link: in order, files before the message that names them.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use actix::prelude::*;
+use tokio::time::Instant;
 use trainyard_shared::FailureKind;
-use trainyard_shared::ids::MessageId;
+use trainyard_shared::ids::{JobId, MessageId};
 use trainyard_shared::message::{
     Error, ErrorCode, FromWorker, JobFailed, JobFailedData, LogLevel, WorkerLog, WorkerLogData,
 };
 
-use super::actor::Connection;
+use super::actor::{Connection, Pushed};
 use super::backoff::jittered;
-use super::outbox::Entry;
+use super::outbox::{Entry, Outbox, Place};
 use crate::tasks::transfers::TransferError;
 
 /// The platform may miss the files of one message so many times before the message is given up.
 const MISSED_FILES: u32 = 5;
 /// Longest pause between tries to store the files of one message.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// A platform that has not acknowledged a job's end for so long does not acknowledge at all: the worker
+/// is free then, and goes on sending the message after each reconnection.
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(30);
+
+/// How far the outbox is delivered.
+#[derive(Debug, Default)]
+pub(super) struct Delivery {
+    /// The last entry that was sent on this link, and when.
+    sent: Option<(Place, Instant)>,
+    /// Entries whose files are stored.
+    stored: HashSet<Place>,
+    /// The entry whose files are being stored, or wait for another try.
+    storing: Option<Place>,
+    /// Failed tries to store the files of the first entry in line.
+    failed: u32,
+    /// How often the platform missed the files of a message.
+    missed: HashMap<MessageId, u32>,
+}
+
+impl Delivery {
+    /// Everything that waits is sent again on a new link; repeats are harmless.
+    pub(super) fn begin_link(&mut self) {
+        self.sent = None;
+    }
+
+    /// The message is not in the outbox any more.
+    pub(super) fn forget(&mut self, message: MessageId) {
+        self.missed.remove(&message);
+    }
+
+    /// The job whose end is not delivered yet: to the platform the worker still has it.
+    pub(super) fn job_being_ended(&self, outbox: &Outbox) -> Option<JobId> {
+        let (place, job_id) = outbox.undelivered_end()?;
+        let given_up = self
+            .sent
+            .is_some_and(|(sent, at)| sent >= place && at.elapsed() > ACKNOWLEDGED_WITHIN);
+        (!given_up).then_some(job_id)
+    }
+}
 
 impl Connection {
     /// Sends what can be sent: entries of the outbox in order up to one whose files are not stored yet,
@@ -26,7 +68,10 @@ impl Connection {
         if !self.is_registered() {
             return;
         }
-        while let Some(entry) = self.outbox.next_after(self.delivery.sent) {
+        while let Some(entry) = self
+            .outbox
+            .next_after(self.delivery.sent.map(|(place, _)| place))
+        {
             if !matches!(entry.message, FromWorker::JobStarted(_)) {
                 self.send_waiting();
             }
@@ -34,10 +79,11 @@ impl Connection {
                 self.store_files(entry, ctx);
                 break;
             }
-            if !self.push(entry.message) {
-                break;
+            match self.push(entry.message.clone()) {
+                Pushed::Queued => self.delivery.sent = Some((entry.place, Instant::now())),
+                Pushed::NoRoom => break,
+                Pushed::TooLarge => self.give_up(entry, "the message is too large"),
             }
-            self.delivery.sent = Some(entry.place);
         }
         self.send_waiting();
     }
@@ -109,8 +155,8 @@ impl Connection {
         }
     }
 
-    /// A message whose files can't be stored: a checkpoint less is a line in the log, a result less is
-    /// the job's failure.
+    /// A message that can't be delivered: a checkpoint less is a line in the log, a result less is the
+    /// job's failure.
     fn give_up(&mut self, entry: Entry, reason: &str) {
         tracing::error!(
             message.kind = entry.message.wire_type(),
@@ -153,7 +199,11 @@ impl Connection {
                     self.outbox.remove(id);
                 }
             }
-            _ => {}
+            other => {
+                if let Some(id) = other.message_id() {
+                    self.outbox.remove(id);
+                }
+            }
         }
     }
 
@@ -185,7 +235,7 @@ impl Connection {
         let pause = jittered(self.config.reconnect_delay, rand::random());
         ctx.run_later(pause, |connection, ctx| {
             // Repeats of what was sent already are harmless.
-            connection.delivery.sent = None;
+            connection.delivery.begin_link();
             connection.deliver(ctx);
         });
     }

@@ -1,5 +1,10 @@
 //! How loaded the machine is, sampled for `worker_metrics` and `training_progress`.
 
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
 use sysinfo::System;
 
 use super::BYTES_PER_GB;
@@ -23,30 +28,65 @@ pub struct Load {
     pub ram_total: Option<f64>,
 }
 
-/// Takes samples; keeps the newest.
+/// Takes a sample every so often on a thread of its own, because a driver's library may take its time;
+/// ends with this value.
 #[derive(Debug)]
-pub struct LoadMeter {
+pub struct LoadWatch {
+    newest: Arc<Mutex<Option<Load>>>,
+    _running: Sender<()>,
+}
+
+impl LoadWatch {
+    /// Begins to sample. Without a thread for it there are no samples, which is logged.
+    pub fn start(interval: Duration) -> Self {
+        let newest = Arc::new(Mutex::new(None));
+        let shared = newest.clone();
+        let (running, ended) = channel();
+        let sampling = move || {
+            let mut meter = LoadMeter::open();
+            loop {
+                let load = meter.sample();
+                *shared.lock().unwrap_or_else(PoisonError::into_inner) = Some(load);
+                if ended.recv_timeout(interval) == Err(RecvTimeoutError::Disconnected) {
+                    return;
+                }
+            }
+        };
+        if let Err(error) = thread::Builder::new()
+            .name("load".to_owned())
+            .spawn(sampling)
+        {
+            tracing::warn!(%error, "the machine's load cannot be sampled");
+        }
+        Self {
+            newest,
+            _running: running,
+        }
+    }
+
+    /// The newest sample; none before the first.
+    pub fn newest(&self) -> Option<Load> {
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes samples.
+struct LoadMeter {
     system: Option<System>,
     gpu: Option<Gpu>,
-    newest: Load,
 }
 
 impl LoadMeter {
-    /// Opens what there is to be asked, and takes the first sample.
-    pub fn open() -> Self {
-        let mut meter = Self {
+    fn open() -> Self {
+        Self {
             system: System::new()
                 .inspect_err(|error| tracing::warn!(%error, "the machine's load cannot be read"))
                 .ok(),
             gpu: Gpu::open(),
-            newest: Load::default(),
-        };
-        meter.sample();
-        meter
+        }
     }
 
-    /// Takes a sample. Use of the processor is that since the sample before.
-    pub fn sample(&mut self) -> Load {
+    fn sample(&mut self) -> Load {
         let mut load = Load::default();
         if let Some(system) = &mut self.system {
             system.refresh_cpu_usage();
@@ -60,13 +100,7 @@ impl LoadMeter {
             load.gpu_memory_used = Some(rounded(gpu.memory_used_gb));
             load.gpu_memory_total = Some(rounded(gpu.memory_total_gb));
         }
-        self.newest = load;
         load
-    }
-
-    /// The newest sample.
-    pub fn newest(&self) -> Load {
-        self.newest
     }
 }
 
@@ -89,6 +123,5 @@ mod tests {
         );
         let (used, total) = (load.ram_used.unwrap(), load.ram_total.unwrap());
         assert!(used > 0.0 && total > 0.0, "{load:?}");
-        assert_eq!(meter.newest(), load);
     }
 }

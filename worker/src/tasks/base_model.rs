@@ -14,6 +14,7 @@ mod local;
 use std::fmt;
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use trainyard_shared::message::{BaseModel, DownloadUrl};
 
@@ -155,9 +156,7 @@ impl ModelSource {
         search: &mut ModelUnavailable,
         on_progress: &mut impl FnMut(FetchProgress<'_>),
     ) -> Result<PathBuf, ()> {
-        if offered.is_empty() {
-            search.failed("the platform", "offers no files of it");
-        } else {
+        if !offered.is_empty() {
             match self.fetch_offered(offered, folder, on_progress).await {
                 Ok(()) => match local::usable(folder) {
                     Ok(path) => return Ok(path),
@@ -225,26 +224,29 @@ impl ModelSource {
     async fn lock(&self, id: &ModelId) -> Result<std::fs::File, String> {
         let dir = self.settings.models_dir.join(".locks");
         let path = dir.join(format!("{}.lock", id.as_str().replace('/', "--")));
-        let locking = move || {
-            std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
-            let file = files::open_lock_file(&path)
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+        std::fs::create_dir_all(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+        let explain = |error: std::io::Error| format!("{}: {error}", path.display());
+        let file = files::open_lock_file(&path).map_err(explain)?;
+        let mut told = false;
+        loop {
             match file.try_lock() {
-                Ok(()) => Ok(file),
+                Ok(()) => return Ok(file),
                 Err(TryLockError::WouldBlock) => {
-                    tracing::info!(lock = %path.display(), "waits for another worker that fetches the same model");
-                    file.lock()
-                        .map(|()| file)
-                        .map_err(|error| format!("{}: {error}", path.display()))
+                    if !told {
+                        tracing::info!(lock = %path.display(), "waits for another worker that fetches the same model");
+                        told = true;
+                    }
+                    // Asked again and again, since a wait inside the system could not be broken off.
+                    tokio::time::sleep(LOCK_CHECK).await;
                 }
-                Err(TryLockError::Error(error)) => Err(format!("{}: {error}", path.display())),
+                Err(TryLockError::Error(error)) => return Err(explain(error)),
             }
-        };
-        tokio::task::spawn_blocking(locking)
-            .await
-            .expect("locking does not panic")
+        }
     }
 }
+
+/// How often a lock that another worker holds is asked for.
+const LOCK_CHECK: Duration = Duration::from_millis(500);
 
 /// The file that is fetched last.
 const CONFIG: &str = "config.json";

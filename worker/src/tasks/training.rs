@@ -64,7 +64,10 @@ pub async fn run_training(start: StartTraining, context: TrainingContext, stop: 
         Ending::Completed(outcome) => report_completed(job, outcome, &context.reports, &progress),
         Ending::Stopped => report_stopped(job, &context.reports, &progress),
         Ending::Failed(failure) => {
-            log.error(&failure.message);
+            match failure.kind {
+                FailureKind::WorkerRestarted => log.warn(&failure.message),
+                _ => log.error(&failure.message),
+            }
             report_failed(job, failure, &context.reports, &progress);
         }
     }

@@ -88,14 +88,16 @@ impl TransferError {
     }
 }
 
-/// The worker's HTTP client, with how it tries again.
+/// The worker's HTTP clients, with how they try again.
 #[derive(Debug, Clone)]
 pub struct Http {
     client: reqwest::Client,
+    /// Without a limit on the wait for an answer, which comes only after the whole body.
+    uploads: reqwest::Client,
     retry: RetryPolicy,
 }
 
-/// A response is given up when nothing comes for this long.
+/// A transfer is given up for now when nothing moves for this long.
 const STALL: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(15);
 
@@ -106,14 +108,18 @@ impl Http {
     ///
     /// TLS cannot be set up.
     pub fn new(retry: RetryPolicy) -> Result<Self, reqwest::Error> {
-        let client = reqwest::Client::builder()
-            .tls_backend_preconfigured(crate::tls::client_config())
-            .user_agent(concat!("trainyard-worker/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(CONNECT)
-            .read_timeout(STALL)
-            .tcp_nodelay(true)
-            .build()?;
-        Ok(Self { client, retry })
+        let builder = || {
+            reqwest::Client::builder()
+                .tls_backend_preconfigured(crate::tls::client_config())
+                .user_agent(concat!("trainyard-worker/", env!("CARGO_PKG_VERSION")))
+                .connect_timeout(CONNECT)
+                .tcp_nodelay(true)
+        };
+        Ok(Self {
+            client: builder().read_timeout(STALL).build()?,
+            uploads: builder().build()?,
+            retry,
+        })
     }
 
     /// The client itself, for small requests.

@@ -1,10 +1,9 @@
-//! What a person or a program sees of a run: a bar on a terminal, lines otherwise, JSON on request.
+//! What a person or a program sees of a run: its log, with a bar below on a terminal, or JSON.
 
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use trainyard_shared::training::TrainingConfig;
 
 use crate::cli::error::CliError;
 use crate::cli::output::{Output, remark};
@@ -15,15 +14,12 @@ pub(super) struct Show<'a> {
     output: &'a Output,
     /// On a terminal, while it runs.
     bar: Option<ProgressBar>,
-    /// Without a terminal a line comes after so many steps.
-    logging_steps: u64,
-    epochs: u32,
     /// Standard output failed; the run goes on without it.
     failed: Option<CliError>,
 }
 
 impl<'a> Show<'a> {
-    pub(super) fn new(output: &'a Output, config: &TrainingConfig) -> Self {
+    pub(super) fn new(output: &'a Output) -> Self {
         let bar = (!output.is_json() && std::io::stderr().is_terminal()).then(|| {
             let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
@@ -32,8 +28,6 @@ impl<'a> Show<'a> {
         Self {
             output,
             bar,
-            logging_steps: config.logging_steps,
-            epochs: config.epochs,
             failed: None,
         }
     }
@@ -103,21 +97,9 @@ impl<'a> Show<'a> {
     }
 
     fn step(&mut self, step: &StepReport) {
-        let figures = in_words(step);
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(step.step);
-                bar.set_message(figures);
-            }
-            None if step.step.is_multiple_of(self.logging_steps)
-                || step.step == step.total_steps =>
-            {
-                self.line(&format!(
-                    "epoch {}/{}, step {}/{}, {figures}",
-                    step.epoch, self.epochs, step.step, step.total_steps
-                ));
-            }
-            None => {}
+        if let Some(bar) = &self.bar {
+            bar.set_position(step.step);
+            bar.set_message(in_words(step));
         }
         self.json(|| {
             json!({

@@ -10,7 +10,7 @@ use crate::engine::model::{
 use crate::hardware::{BYTES_PER_GB, Machine};
 
 /// Tokens of one sequence.
-const SEQUENCE: usize = 256;
+const SEQUENCE: usize = 128;
 /// Rank of the adapter on every projection.
 const RANK: usize = 16;
 /// No more sequences than this are tried.

@@ -63,8 +63,11 @@ impl Http {
         let mut fresh_start = false;
         loop {
             let before = part.length;
-            let result = self.fetch(file, &url, &mut part, &mut on_bytes).await;
-            part.flush().await?;
+            let fetched = self.fetch(file, &url, &mut part, &mut on_bytes).await;
+            let result = match part.flush().await {
+                Ok(()) => fetched,
+                Err(error) => Err(Fault::Final(error)),
+            };
             if part.length.saturating_sub(before) >= WORTHWHILE_BYTES {
                 tries.progressed();
                 renewals = 0;
@@ -103,7 +106,13 @@ impl Http {
                     tracing::info!(transfer.file = file.name, "download address is renewed");
                     url = renewed;
                 }
-                Err(Fault::Final(error)) => return Err(error),
+                Err(Fault::Final(error)) => {
+                    if matches!(error, TransferError::DiskFull { .. }) {
+                        // What is left of it would only keep others from finding room.
+                        part.discard().await;
+                    }
+                    return Err(error);
+                }
             }
         }
     }

@@ -2,14 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use futures_util::StreamExt;
 use reqwest::header::CONTENT_LENGTH;
 use serde::Deserialize;
 use tokio_util::io::ReaderStream;
 use trainyard_shared::Secret;
 
 use super::retry::{Fault, Tries};
-use super::{Http, TransferError};
+use super::{Http, STALL, TransferError};
+
+/// Once all bytes are sent, the server may take this long to check and store them.
+const STORING: Duration = Duration::from_secs(300);
 
 /// A file to store.
 #[derive(Debug)]
@@ -90,9 +97,15 @@ impl Http {
         let handle = tokio::fs::File::open(file.path)
             .await
             .map_err(|source| Fault::Final(TransferError::io("read", file.path, source)))?;
-        let body = reqwest::Body::wrap_stream(ReaderStream::with_capacity(handle, 1 << 18));
+        let taken = Arc::new(AtomicU64::new(0));
+        let count = taken.clone();
+        let chunks = ReaderStream::with_capacity(handle, 1 << 18).inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, |bytes| bytes.len() as u64);
+            count.fetch_add(bytes, Ordering::Relaxed);
+        });
+        let body = reqwest::Body::wrap_stream(chunks);
         let mut request = self
-            .client()
+            .uploads
             .put(grant.url.expose())
             .header(CONTENT_LENGTH, file.size_bytes);
         for (name, value) in &grant.headers {
@@ -100,14 +113,32 @@ impl Http {
                 request = request.header(name, value);
             }
         }
-        let response = request
-            .body(body)
-            .send()
-            .await
-            .map_err(|error| Fault::from_client(file.name, error))?;
+        let response = tokio::select! {
+            response = request.body(body).send() => {
+                response.map_err(|error| Fault::from_client(file.name, error))?
+            }
+            fault = stalled(&taken, file.size_bytes) => return Err(fault),
+        };
         if response.status().is_success() {
             return Ok(());
         }
         Err(Fault::from_answer(file.name, response).await)
+    }
+}
+
+/// Ends when nothing of the body was taken for [`STALL`], or no answer has come for [`STORING`] after it.
+async fn stalled(taken: &AtomicU64, size_bytes: u64) -> Fault {
+    let mut before = None;
+    loop {
+        let now = taken.load(Ordering::Relaxed);
+        if now >= size_bytes {
+            tokio::time::sleep(STORING).await;
+            return Fault::passing(format!("no answer within {STORING:?} after the whole file"));
+        }
+        if before == Some(now) {
+            return Fault::passing(format!("nothing was taken for {STALL:?}"));
+        }
+        before = Some(now);
+        tokio::time::sleep(STALL).await;
     }
 }

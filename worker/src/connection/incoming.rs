@@ -1,0 +1,216 @@
+//! What the platform says, and what the connection does about it.
+
+use std::time::Duration;
+
+use actix::prelude::*;
+use tokio::time::Instant;
+use tokio_tungstenite::tungstenite;
+use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use trainyard_shared::frame::close;
+use trainyard_shared::ids::MessageId;
+use trainyard_shared::message::{
+    EnrollmentComplete, FromWorker, Ping, Pong, ToWorker, WorkerRegister,
+};
+
+use super::actor::{Connection, LinkState, NextTry};
+use super::answers;
+use crate::tasks::TaskCommand;
+
+/// Answers of ours to frames that are no messages, at most so many a minute.
+const ERROR_ANSWERS_PER_MINUTE: usize = 10;
+
+impl Connection {
+    /// Takes one frame of the current socket.
+    pub(super) fn heard(&mut self, frame: tungstenite::Message, ctx: &mut Context<Self>) {
+        if let Some(link) = &mut self.link {
+            link.heard();
+        }
+        match frame {
+            tungstenite::Message::Text(text) => match ToWorker::decode(&text) {
+                Ok(message) => self.take(message, ctx),
+                Err(error) => {
+                    tracing::warn!(
+                        message.kind = error.in_reply_to.as_deref().unwrap_or("none"),
+                        %error,
+                        "message of the platform is not understood"
+                    );
+                    if let Some(answer) = answers::to_undecodable(error) {
+                        self.answer(answer, ctx);
+                    }
+                }
+            },
+            tungstenite::Message::Binary(_) => {
+                tracing::warn!("the platform sent a binary frame");
+                self.close(close::UNSUPPORTED, NextTry::ByBackoff, ctx);
+            }
+            tungstenite::Message::Close(frame) => self.closed_by_platform(frame),
+            tungstenite::Message::Ping(_)
+            | tungstenite::Message::Pong(_)
+            | tungstenite::Message::Frame(_) => {}
+        }
+    }
+
+    fn take(&mut self, message: ToWorker, ctx: &mut Context<Self>) {
+        tracing::debug!(message.kind = message.wire_type(), "message came");
+        match message {
+            ToWorker::EnrollmentComplete(issued) => self.enrolled(issued, ctx),
+            ToWorker::Authenticated(_) => self.authenticated(ctx),
+            ToWorker::AuthFailed(failed) => self.refused(&failed.reason, ctx),
+            ToWorker::Ping(ping) => self.pong(ping),
+            ToWorker::Ack(ack) => self.acknowledged(ack.message_id, ctx),
+            ToWorker::Error(error) => self.answered_by_error(error, ctx),
+            ToWorker::StartTraining(start) => self.command(TaskCommand::Start(Box::new(start))),
+            ToWorker::StopTraining(stop) => self.command(TaskCommand::Stop(stop.job_id)),
+            ToWorker::StopInference(_)
+            | ToWorker::StopEvaluation(_)
+            | ToWorker::StopFederatedTraining(_) => {
+                tracing::debug!("there is nothing of that kind to stop");
+            }
+            ToWorker::StartInference(_)
+            | ToWorker::StartEvaluation(_)
+            | ToWorker::StartFederatedTraining(_)
+            | ToWorker::LoadAggregatedWeights(_)
+            | ToWorker::ContinueRound(_) => {
+                tracing::warn!(
+                    message.kind = message.wire_type(),
+                    "this version of the worker does not do that"
+                );
+                if let Some(answer) = answers::to_unsupported(&message) {
+                    self.answer(answer, ctx);
+                }
+            }
+        }
+    }
+
+    /// Stores the key that the platform issued before anything else happens.
+    fn enrolled(&mut self, issued: EnrollmentComplete, ctx: &mut Context<Self>) {
+        let (id, name) = (issued.data.worker_id, issued.data.worker_name.clone());
+        let key = issued.data.api_key.clone();
+        if let Err(error) = self.identity.keep_key(issued.data) {
+            // Going on without the key on disk would lose it at the next restart. The platform issues
+            // another one as long as this one was never used.
+            tracing::error!(%error, "the worker's key cannot be stored");
+            return self.close(close::GOING_AWAY, NextTry::ByBackoff, ctx);
+        }
+        self.key.set(key);
+        self.try_given_key = false;
+        tracing::info!(worker.id = %id, worker.name = name, "enrolled; the key is stored");
+        if self.is_registered() {
+            self.close(NORMAL_CLOSE, NextTry::AtOnce, ctx);
+        }
+    }
+
+    fn authenticated(&mut self, ctx: &mut Context<Self>) {
+        let Some(link) = &mut self.link else { return };
+        if !link.is(LinkState::Authenticating) {
+            return;
+        }
+        link.set(LinkState::Registered);
+        self.backoff.reset();
+        self.key.set(self.key_to_show());
+        tracing::info!(platform.url = %self.config.platform, "connected");
+        let hardware = self.hardware.clone();
+        self.push(FromWorker::WorkerRegister(WorkerRegister {
+            worker_id: None,
+            data: hardware,
+        }));
+        self.beat();
+        self.report_load();
+        self.delivery.begin_link();
+        self.deliver(ctx);
+    }
+
+    fn refused(&mut self, reason: &str, ctx: &mut Context<Self>) {
+        tracing::error!(
+            reason,
+            "the platform refuses this worker's key; it is tried again all the same"
+        );
+        let both = self.identity.identity().api_key.is_some() && self.config.worker_key.is_some();
+        self.try_given_key = both && !self.try_given_key;
+        self.close(NORMAL_CLOSE, NextTry::ByBackoff, ctx);
+    }
+
+    fn pong(&mut self, ping: Ping) {
+        let (status, current_job_id) = self.status();
+        self.push(FromWorker::Pong(Pong {
+            worker_id: None,
+            status: Some(status),
+            busy: current_job_id.is_some(),
+            current_job_id,
+            ping_id: ping.ping_id,
+        }));
+    }
+
+    fn command(&mut self, command: TaskCommand) {
+        if let Err(error) = self.tasks.try_send(command) {
+            tracing::error!(%error, "the worker cannot take more commands");
+        }
+    }
+
+    /// Answers a message that cannot be carried out; the answer is kept if it is one that is acknowledged.
+    fn answer(&mut self, answer: FromWorker, ctx: &mut Context<Self>) {
+        if answer.message_id().is_some() && self.outbox.push(answer.clone(), Vec::new()).is_ok() {
+            return self.deliver(ctx);
+        }
+        let now = Instant::now();
+        let minute = Duration::from_secs(60);
+        self.error_answers
+            .retain(|at| now.duration_since(*at) < minute);
+        if self.error_answers.len() < ERROR_ANSWERS_PER_MINUTE {
+            self.error_answers.push_back(now);
+            self.push(answer);
+        }
+    }
+
+    fn acknowledged(&mut self, message: MessageId, ctx: &mut Context<Self>) {
+        let before = self.status();
+        if self.outbox.remove(message) {
+            self.delivery.forget(message);
+            if self.status() != before {
+                self.beat();
+            }
+            self.deliver(ctx);
+        }
+    }
+
+    fn closed_by_platform(&mut self, frame: Option<CloseFrame>) {
+        let (Some(link), Some(frame)) = (&mut self.link, frame) else {
+            return;
+        };
+        let code = u16::from(frame.code);
+        let reason = frame.reason.as_str();
+        match code {
+            close::REPLACED => {
+                tracing::warn!(
+                    close.code = code,
+                    reason,
+                    "another process with this worker's identity has connected"
+                );
+                link.set_next_try(NextTry::AfterLongestDelay);
+            }
+            close::AUTHENTICATION_FAILED => tracing::error!(
+                close.code = code,
+                reason,
+                "the worker's key is refused, revoked or replaced"
+            ),
+            close::NOT_ALLOWED => tracing::error!(
+                close.code = code,
+                reason,
+                "the worker is not allowed any more"
+            ),
+            close::TOO_BIG => tracing::error!(
+                close.code = code,
+                reason,
+                "the platform found a message of this worker too large"
+            ),
+            _ => tracing::info!(
+                close.code = code,
+                reason,
+                "the platform closes the connection"
+            ),
+        }
+    }
+}
+
+/// Nothing is wrong; the worker comes back.
+const NORMAL_CLOSE: u16 = 1000;
