@@ -333,9 +333,10 @@ impl Change {
         let voids_points =
             matches!(transition.record, Some(Record::Started(_))) && next.attempt > 1;
         let ends = transition.to.is_ended() && !transition.from.is_ended();
-        if voids_points || ends {
-            // What was reported must be in the database before a part of it is void, and before anyone hears
-            // that the job has ended and asks for all of it.
+        let checkpoint = matches!(transition.record, Some(Record::Checkpoint(_)));
+        if voids_points || ends || checkpoint {
+            // What was reported must be in the database before a part of it is void, before a checkpoint behind
+            // it is acknowledged, and before anyone hears that the job has ended and asks for all of it.
             let flushed = self.actors.metrics.send(Flush).await;
             flushed
                 .unwrap_or(Err(DatabaseError::Stopped))

@@ -79,7 +79,7 @@ pub async fn create(
                 "data set",
             )?;
             user.require_sight(dataset.owner_id, "data set")?;
-            if dataset.row_count <= dataset.untrainable_rows {
+            if dataset.row_count == 0 {
                 let message = "the data set has no row to train on";
                 return Err(ApiError::invalid_field("dataset_id", message));
             }

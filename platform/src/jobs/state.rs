@@ -27,6 +27,9 @@ use super::phase::{CheckpointMark, JobTiming, Phase};
 use super::progress::{Arrival, Progress};
 use crate::clock::Moment;
 
+/// Longest error text of a worker that is kept; it goes to every list of jobs and to dashboards.
+const MAX_ERROR_BYTES: usize = 128 * 1024;
+
 /// What a job is to those who decide about it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct JobState {
@@ -135,6 +138,11 @@ impl JobState {
                 attempt,
                 report,
             } => match self.standing(worker, attempt) {
+                Standing::Present
+                    if attempt.is_none() && self.may_end_an_earlier_attempt(worker, &report) =>
+                {
+                    self.ignored("not begun yet: the end of an earlier attempt")
+                }
                 Standing::Present => self.report(worker, *report),
                 Standing::Earlier => self.ignored("an earlier attempt"),
                 Standing::Foreign => self.unchanged(Answer::WrongWorker),
@@ -243,6 +251,15 @@ impl JobState {
             Report::Failed(data) => self.failed_by_worker(data),
             Report::Stopped(_) => self.stopped("by the worker", true),
         }
+    }
+
+    /// Whether an end that names no attempt, as the source's do not, may be that of one before the present.
+    fn may_end_an_earlier_attempt(&self, worker: WorkerId, report: &Report) -> bool {
+        let mut earlier = self.owners.range(..self.attempt);
+        matches!(
+            (self.phase, report),
+            (Phase::Assigned { .. }, Report::Completed(_))
+        ) && earlier.any(|(_, owner)| *owner == worker)
     }
 
     fn started(&self, worker: WorkerId, data: JobStartedData) -> Outcome {
@@ -359,14 +376,9 @@ impl JobState {
         }
         let kind = data.failure_kind.unwrap_or_else(|| kind_of(&data.error));
         let named = data.last_checkpoint.as_deref().and_then(step_of_path);
-        self.failed(
-            Failure {
-                kind,
-                error: data.error,
-            },
-            named,
-            true,
-        )
+        let mut error = data.error;
+        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+        self.failed(Failure { kind, error }, named, true)
     }
 
     /// The worker does not have the job any more, and did not say how it ended.

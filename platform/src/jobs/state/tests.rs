@@ -245,6 +245,35 @@ fn g016_progress_is_counted_anew_in_each_attempt() {
 }
 
 #[test]
+fn an_end_that_names_no_attempt_does_not_end_one_that_has_not_begun() {
+    let mut run = Run::running(0);
+    run.event(Event::WorkerLost(A));
+    run.event(Event::ResumeAsked);
+    run.event(Event::Assign(A));
+    assert!(matches!(run.says(A, completed()), Answer::Ignored(_)));
+    assert_eq!(run.job.status(), JobStatus::Assigned);
+    run.says(A, step(1));
+    assert_eq!(run.says(A, completed()), Answer::Taken);
+    assert_eq!(run.job.status(), JobStatus::Completed);
+}
+
+#[test]
+fn an_error_text_is_kept_up_to_a_limit() {
+    let mut run = Run::running(0);
+    run.says(
+        A,
+        Report::Failed(JobFailedData {
+            error: "é".repeat(MAX_ERROR_BYTES),
+            step: None,
+            last_checkpoint: None,
+            failure_kind: None,
+        }),
+    );
+    let kept = run.job.failure.expect("it has failed").error;
+    assert_eq!(kept, "é".repeat(MAX_ERROR_BYTES / 2));
+}
+
+#[test]
 fn g018_a_stop_at_the_moment_of_assignment_makes_one_pair_of_start_and_stop() {
     let mut run = Run::new(0);
     let mut sent = Vec::new();

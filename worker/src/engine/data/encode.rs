@@ -18,6 +18,10 @@ use super::Example;
 use crate::engine::EngineError;
 use crate::engine::chat_template::Chat;
 
+/// So many bytes of a text for each token that a row may have are looked at; what is behind them would be
+/// cut away in any case, and a line of many megabytes would take minutes to tokenise.
+const BYTES_A_TOKEN: usize = 64;
+
 /// Turns rows into tokens for one model and one config.
 #[derive(Debug)]
 pub struct RowEncoder<'a> {
@@ -75,7 +79,7 @@ impl RowEncoder<'_> {
             (TrainOn::Assistant | TrainOn::Completion, Row::Text(_)) => example.trained.fill(false),
             _ => {}
         }
-        example.truncated = example.ids.len() > self.max_length;
+        example.truncated |= example.ids.len() > self.max_length;
         example.ids.truncate(self.max_length);
         example.trained.truncate(self.max_length);
         match example
@@ -93,19 +97,28 @@ impl RowEncoder<'_> {
 
     /// A chat; answers at index `from` and later are to be learned.
     fn turns(&self, turns: &[Turn], from: usize) -> Result<Example, EngineError> {
-        let encoded = self.chat.encode(turns, |index| index >= from)?;
+        let within_reach = turns.iter().map(|turn| Turn {
+            role: turn.role,
+            content: self.within_reach(&turn.content).to_owned(),
+        });
+        let within_reach: Vec<Turn> = within_reach.collect();
+        let encoded = self.chat.encode(&within_reach, |index| index >= from)?;
         Ok(Example {
             ids: encoded.ids,
             trained: encoded.trained,
-            truncated: false,
+            truncated: within_reach != turns,
         })
     }
 
     /// Two texts, tokenised as one, and the token that ends a text; all behind `prompt` is to be learned.
     fn texts(&self, prompt: &str, completion: &str) -> Result<Example, EngineError> {
         let tokenizer = self.chat.tokenizer();
-        let tokens = tokenizer.encode_text(&format!("{prompt}{completion}"))?;
-        let mut example = Example::default();
+        let whole = format!("{prompt}{completion}");
+        let tokens = tokenizer.encode_text(self.within_reach(&whole))?;
+        let mut example = Example {
+            truncated: self.within_reach(&whole) != whole,
+            ..Example::default()
+        };
         for token in tokens {
             example.ids.push(token.id);
             example.trained.push(token.end > prompt.len());
@@ -113,6 +126,11 @@ impl RowEncoder<'_> {
         example.ids.extend(tokenizer.eos());
         example.trained.resize(example.ids.len(), true);
         Ok(example)
+    }
+
+    /// The beginning of a text that can matter to a row of `max_length` tokens.
+    fn within_reach<'t>(&self, text: &'t str) -> &'t str {
+        &text[..text.floor_char_boundary(self.max_length.saturating_mul(BYTES_A_TOKEN))]
     }
 }
 
@@ -252,6 +270,24 @@ mod tests {
             (4, 4, true)
         );
         assert!(!encode(r#"{"text":"012"}"#, TrainOn::Auto, 4).truncated);
+    }
+
+    #[test]
+    fn g065_what_is_far_behind_max_length_is_not_even_tokenised() {
+        let long = "0123456789".repeat(1_000_000);
+        let text = serde_json::json!({ "text": long }).to_string();
+        let chat = serde_json::json!({ "messages": [
+            {"role": "user", "content": long}, {"role": "assistant", "content": "a"}
+        ]});
+        for row in [text, chat.to_string()] {
+            let example = encode(&row, TrainOn::Auto, 4);
+            assert_eq!((example.ids.len(), example.truncated), (4, true));
+        }
+        let encoder_reach = 4 * BYTES_A_TOKEN;
+        let pair = serde_json::json!({
+            "prompt": "p".repeat(encoder_reach), "completion": "c"
+        });
+        assert!(encode(&pair.to_string(), TrainOn::Auto, 4).truncated);
     }
 
     #[test]
