@@ -12,7 +12,7 @@ pub mod export;
 pub mod generate;
 pub mod gguf;
 #[cfg(test)]
-mod golden;
+pub(crate) mod golden;
 pub mod model;
 pub mod ops;
 pub mod optimizer;
