@@ -311,10 +311,9 @@ impl JobState {
 
     fn checkpoint_saved(&self, worker: WorkerId, data: CheckpointSavedData) -> Outcome {
         let verified = !data.files.is_empty();
+        // It may have waited in the outbox of a worker that has restarted, so it does not show that the worker
+        // still has the job.
         let mut next = self.clone();
-        if let Phase::Running { missing_by, .. } = &mut next.phase {
-            *missing_by = None;
-        }
         let key = (self.attempt, data.step);
         if self
             .checkpoints

@@ -146,6 +146,21 @@ fn g020_a_worker_that_came_back_without_the_job_fails_it_within_seconds() {
 }
 
 #[test]
+fn g020_a_checkpoint_kept_from_before_the_restart_does_not_keep_the_job_alive() {
+    let mut run = Run::running(0);
+    run.event(Event::WorkerHolds {
+        worker: A,
+        holds: false,
+        first: true,
+    });
+    run.says(A, checkpoint(5, true));
+    run.later(3);
+    assert_eq!(run.job.status(), JobStatus::Failed);
+    let failure = run.job.failure.expect("it has failed");
+    assert_eq!(failure.kind, FailureKind::WorkerRestarted);
+}
+
+#[test]
 fn g020_what_the_worker_kept_while_it_was_away_is_heard_first() {
     for report in [completed(), step(9)] {
         let mut run = Run::running(0);
