@@ -33,7 +33,7 @@ use trainyard_shared::{Secret, WorkerStatus};
 use super::backoff::Backoff;
 use super::delivery::Delivery;
 use super::identity::IdentityFile;
-use super::link::{self, OpenError, Opened, Queue};
+use super::link::{self, Link, LinkState, NextTry, OpenError, Opened};
 use super::outbox::Outbox;
 use super::reports::{Deliver, SendReport, SharedActivity, TellActivity};
 use crate::config::WorkerConfig;
@@ -92,35 +92,6 @@ pub struct Connection {
     stopping: bool,
 }
 
-/// An open socket.
-pub(super) struct Link {
-    queue: Queue,
-    reader: SpawnHandle,
-    opened: Instant,
-    last_heard: Instant,
-    pinged: bool,
-    state: LinkState,
-    /// What the platform's close, or our own knowledge, says about the next try.
-    next_try: NextTry,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LinkState {
-    Authenticating,
-    Registered,
-    Closing,
-}
-
-/// When to connect again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextTry {
-    ByBackoff,
-    /// Another process has this identity: see [`Backoff::longest_delay`].
-    AfterLongestDelay,
-    After(Duration),
-    AtOnce,
-}
-
 /// What became of a message that was to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushed {
@@ -130,25 +101,6 @@ pub(super) enum Pushed {
     NoRoom,
     /// It will never fit into a frame.
     TooLarge,
-}
-
-impl Link {
-    pub(super) fn heard(&mut self) {
-        self.last_heard = Instant::now();
-        self.pinged = false;
-    }
-
-    pub(super) fn is(&self, state: LinkState) -> bool {
-        self.state == state
-    }
-
-    pub(super) fn set(&mut self, state: LinkState) {
-        self.state = state;
-    }
-
-    pub(super) fn set_next_try(&mut self, next_try: NextTry) {
-        self.next_try = next_try;
-    }
 }
 
 /// What comes from a socket of some generation; none is its end.
@@ -368,14 +320,21 @@ impl Connection {
 
     /// Says goodbye, and gives the link up where the platform does not answer.
     pub(super) fn close(&mut self, code: u16, next_try: NextTry, ctx: &mut Context<Self>) {
+        if let Some(link) = &self.link {
+            link.queue
+                .push(tungstenite::Message::Close(Some(CloseFrame {
+                    code: code.into(),
+                    reason: "".into(),
+                })));
+        }
+        self.expect_close(next_try, ctx);
+    }
+
+    /// Says nothing more, and gives the link up where the platform does not close it.
+    pub(super) fn expect_close(&mut self, next_try: NextTry, ctx: &mut Context<Self>) {
         let Some(link) = &mut self.link else { return };
         link.state = LinkState::Closing;
         link.next_try = next_try;
-        link.queue
-            .push(tungstenite::Message::Close(Some(CloseFrame {
-                code: code.into(),
-                reason: "".into(),
-            })));
         let generation = self.generation;
         ctx.run_later(CLOSE_ANSWER, move |connection, ctx| {
             connection.lost(generation, "closed", ctx);
@@ -407,7 +366,7 @@ impl Connection {
         };
         tracing::info!(
             reason,
-            delay_seconds = delay.as_secs_f64(),
+            delay_seconds = (delay.as_secs_f64() * 10.0).round() / 10.0,
             "not connected; tries again"
         );
         ctx.run_later(delay, Self::connect);

@@ -12,8 +12,9 @@ use trainyard_shared::message::{
     EnrollmentComplete, FromWorker, Ping, Pong, ToWorker, WorkerRegister,
 };
 
-use super::actor::{Connection, LinkState, NextTry};
+use super::actor::Connection;
 use super::answers;
+use super::link::{LinkState, NextTry};
 use crate::tasks::TaskCommand;
 
 /// Answers of ours to frames that are no messages, at most so many a minute.
@@ -102,10 +103,10 @@ impl Connection {
 
     fn authenticated(&mut self, ctx: &mut Context<Self>) {
         let Some(link) = &mut self.link else { return };
-        if !link.is(LinkState::Authenticating) {
+        if link.state != LinkState::Authenticating {
             return;
         }
-        link.set(LinkState::Registered);
+        link.state = LinkState::Registered;
         self.backoff.reset();
         self.key.set(self.key_to_show());
         tracing::info!(platform.url = %self.config.platform, "connected");
@@ -127,7 +128,8 @@ impl Connection {
         );
         let both = self.identity.identity().api_key.is_some() && self.config.worker_key.is_some();
         self.try_given_key = both && !self.try_given_key;
-        self.close(NORMAL_CLOSE, NextTry::ByBackoff, ctx);
+        // The platform closes by itself (4401).
+        self.expect_close(NextTry::ByBackoff, ctx);
     }
 
     fn pong(&mut self, ping: Ping) {
@@ -186,8 +188,10 @@ impl Connection {
                     reason,
                     "another process with this worker's identity has connected"
                 );
-                link.set_next_try(NextTry::AfterLongestDelay);
+                link.next_try = NextTry::AfterLongestDelay;
             }
+            // It was told before, or is the answer to our own close.
+            _ if link.state == LinkState::Closing => {}
             close::AUTHENTICATION_FAILED => tracing::error!(
                 close.code = code,
                 reason,

@@ -4,12 +4,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use actix::SpawnHandle;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use rustls::ClientConfig;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, client_async_tls_with_config};
@@ -50,6 +51,45 @@ pub(super) struct Opened {
 impl std::fmt::Debug for Opened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Opened")
+    }
+}
+
+/// An open socket.
+pub(super) struct Link {
+    pub(super) queue: Queue,
+    /// The future that reads.
+    pub(super) reader: SpawnHandle,
+    pub(super) opened: Instant,
+    pub(super) last_heard: Instant,
+    /// Whether the platform was pinged since it was last heard.
+    pub(super) pinged: bool,
+    pub(super) state: LinkState,
+    /// What the platform's close, or our own knowledge, says about the next try.
+    pub(super) next_try: NextTry,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkState {
+    Authenticating,
+    Registered,
+    Closing,
+}
+
+/// When to connect again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NextTry {
+    ByBackoff,
+    /// Another process has this identity: see [`super::backoff::Backoff::longest_delay`].
+    AfterLongestDelay,
+    After(Duration),
+    AtOnce,
+}
+
+impl Link {
+    /// Something came.
+    pub(super) fn heard(&mut self) {
+        self.last_heard = Instant::now();
+        self.pinged = false;
     }
 }
 

@@ -5,7 +5,10 @@ use trainyard_shared::Secret;
 use url::Url;
 
 use super::retry::{Fault, Tries};
-use super::{Http, TransferError};
+use super::{Http, RetryPolicy, TransferError};
+
+/// A question is asked a few times only: whoever waits for its answer has other places to ask.
+const TRIES: u32 = 5;
 
 impl Http {
     /// Asks for JSON. `name` is what messages call it.
@@ -19,7 +22,11 @@ impl Http {
         url: &Url,
         bearer: Option<&Secret>,
     ) -> Result<T, TransferError> {
-        let mut tries = Tries::new(self.retry());
+        let retry = RetryPolicy {
+            tries: self.retry().tries.min(TRIES),
+            ..self.retry().clone()
+        };
+        let mut tries = Tries::new(&retry);
         loop {
             match self.ask(name, url, bearer).await {
                 Ok(answer) => return Ok(answer),
