@@ -15,4 +15,4 @@ pub mod status;
 pub mod training;
 
 pub use secret::Secret;
-pub use status::{FailureKind, JobStatus, WorkerStatus, WorkerType};
+pub use status::{FailureKind, FinishReason, JobStatus, WorkerStatus, WorkerType};

@@ -144,6 +144,25 @@ words!(FailureKind {
     Internal => "internal",
 });
 
+/// Why an answer ended (ours: `inference_completed`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// `max_tokens` were given, or the model's context is full.
+    Length,
+    /// Someone asked to stop.
+    Cancelled,
+    /// The model gave a stop token, or the text a stop string. Words that we do not know are read as this.
+    #[serde(other)]
+    Stop,
+}
+
+words!(FinishReason {
+    Length => "length",
+    Cancelled => "cancelled",
+    Stop => "stop",
+});
+
 /// What kinds of work a worker takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -168,6 +187,11 @@ impl WorkerType {
     pub const fn takes_training(self) -> bool {
         matches!(self, Self::Both | Self::Training)
     }
+
+    /// Whether chats and evaluations may be given to such a worker.
+    pub const fn takes_inference(self) -> bool {
+        matches!(self, Self::Both | Self::Inference)
+    }
 }
 
 #[cfg(test)]
@@ -186,6 +210,9 @@ mod tests {
         for kind in FailureKind::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
         }
+        for reason in FinishReason::ALL {
+            assert_eq!(serde_json::to_value(reason).unwrap(), reason.as_str());
+        }
         for kind in WorkerType::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
         }
@@ -200,6 +227,10 @@ mod tests {
         assert_eq!(
             serde_json::from_str::<FailureKind>("\"gremlins\"").unwrap(),
             FailureKind::Internal
+        );
+        assert_eq!(
+            serde_json::from_str::<FinishReason>("\"eos\"").unwrap(),
+            FinishReason::Stop
         );
         assert!(serde_json::from_str::<JobStatus>("\"busy\"").is_err());
     }

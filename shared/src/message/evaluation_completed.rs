@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::FailureKind;
 use crate::ids::{EvaluationId, MessageId};
 use crate::number;
 
@@ -84,6 +85,9 @@ pub struct EvaluationFailed {
 /// Content of [`EvaluationFailed`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationFailedData {
-    /// Why, for a person.
+    /// Why, for a person; names the field of `start_evaluation` where that is at fault.
     pub error: String,
+    /// Whose it is (ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_kind: Option<FailureKind>,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::WorkerStatus;
-use crate::ids::JobId;
+use crate::ids::{EvaluationId, InferenceId, JobId};
 
 /// `heartbeat`: the worker lives.
 ///
@@ -20,4 +20,10 @@ pub struct Heartbeat {
     /// The job that it runs. Missing says nothing about the job (PROTOCOL 3); our worker sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_job_id: Option<JobId>,
+    /// The answers that it works at or has not delivered (ours). Missing says nothing about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_inference_ids: Option<Vec<InferenceId>>,
+    /// The evaluations that it works at or has not delivered (ours). Missing says nothing about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_evaluation_ids: Option<Vec<EvaluationId>>,
 }

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{InferenceId, MessageId};
 use crate::number;
+use crate::{FailureKind, FinishReason};
 
 /// `inference_completed`: the answer is whole.
 ///
@@ -39,6 +40,16 @@ pub struct InferenceCompletedData {
     /// The whole text (ours).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Why there is no more of it (ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finish_reason: Option<FinishReason>,
+    /// Tokens of the chat that was continued, the template's included (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub prompt_tokens: Option<u64>,
 }
 
 /// How fast an answer came.
@@ -88,6 +99,9 @@ pub struct InferenceFailed {
 /// Content of [`InferenceFailed`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InferenceFailedData {
-    /// Why, for a person.
+    /// Why, for a person; names the field of `start_inference` where that is at fault.
     pub error: String,
+    /// Whose it is: `bad_config` for a request that nobody could answer (ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_kind: Option<FailureKind>,
 }

@@ -39,6 +39,16 @@ pub struct DownloadUrl {
     pub key: String,
     /// Where to fetch it: an absolute, signed URL.
     pub url: Secret,
+    /// SHA-256 of the content, 64 lower-case hex digits (an addition of ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<String>,
+    /// Length in bytes (an addition of ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub size_bytes: Option<u64>,
 }
 
 /// The base model of a job (source: `start_training`).

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::WorkerStatus;
-use crate::ids::JobId;
+use crate::ids::{EvaluationId, InferenceId, JobId};
 
 /// `ping`: the worker must answer with [`Pong`].
 ///
@@ -33,6 +33,12 @@ pub struct Pong {
     /// The job that it runs; missing and null both mean none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_job_id: Option<JobId>,
+    /// The answers that it works at or has not delivered (ours). Missing says nothing about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_inference_ids: Option<Vec<InferenceId>>,
+    /// The evaluations that it works at or has not delivered (ours). Missing says nothing about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_evaluation_ids: Option<Vec<EvaluationId>>,
     /// The `ping_id` that is answered (ours).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ping_id: Option<String>,

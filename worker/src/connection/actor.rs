@@ -275,6 +275,8 @@ impl Connection {
                 worker_id: None,
                 status: Some(status),
                 current_job_id,
+                current_inference_ids: None,
+                current_evaluation_ids: None,
             }));
         }
     }

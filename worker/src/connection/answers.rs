@@ -79,7 +79,10 @@ fn inference_failed(inference_id: InferenceId, error: String) -> FromWorker {
         worker_id: None,
         inference_id,
         message_id: Some(MessageId::random()),
-        data: InferenceFailedData { error },
+        data: InferenceFailedData {
+            error,
+            failure_kind: Some(FailureKind::BadConfig),
+        },
     })
 }
 
@@ -88,7 +91,10 @@ fn evaluation_failed(evaluation_id: EvaluationId, error: String) -> FromWorker {
         worker_id: None,
         evaluation_id,
         message_id: Some(MessageId::random()),
-        data: EvaluationFailedData { error },
+        data: EvaluationFailedData {
+            error,
+            failure_kind: Some(FailureKind::BadConfig),
+        },
     })
 }
 

@@ -139,6 +139,8 @@ impl Connection {
             status: Some(status),
             busy: current_job_id.is_some(),
             current_job_id,
+            current_inference_ids: None,
+            current_evaluation_ids: None,
             ping_id: ping.ping_id,
         }));
     }

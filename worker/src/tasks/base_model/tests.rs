@@ -237,6 +237,8 @@ async fn files_that_the_platform_offers_are_taken_before_the_hub_is_asked() {
         wanted.download_urls.push(DownloadUrl {
             key: format!("models/base/{key}"),
             url: Secret::from(server.url(&format!("/{key}"))),
+            sha256: None,
+            size_bytes: None,
         });
     }
     machine.find(&wanted).await.unwrap();
