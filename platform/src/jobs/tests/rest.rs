@@ -46,7 +46,7 @@ async fn stopping_resuming_and_deleting_follow_the_state() {
     admin.wait_for_job(job, "stopped").await;
     let (_, resumed) = admin.post(&at(job, "/resume"), json!({})).await;
     assert_eq!(resumed["attempt"], 2);
-    worker.receive_job().await;
+    assert_eq!(worker.take_job().await, job);
     worker.say_acked("job_completed", job, json!({})).await;
     let (status, refused) = admin.post(&at(job, "/resume"), json!({})).await;
     assert_eq!(

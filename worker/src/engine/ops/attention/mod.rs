@@ -240,6 +240,47 @@ mod tests {
     }
 
     #[test]
+    fn gradients_of_sequences_in_one_block_do_not_depend_on_who_is_first() {
+        let heads = Heads {
+            queries: 16,
+            keys: 16,
+            dim: 4,
+        };
+        let (tokens, width) = (padded_tokens(25), heads.queries * heads.dim);
+        let [q, k, v, d_o, o] = [1, 2, 3, 4, 5].map(|seed| values(seed, tokens * width));
+        let [q, k, v, d_o, o] = [&q, &k, &v, &d_o, &o].map(|x| Activations::new(x, width));
+        let lse = vec![2.0; tokens * heads.queries];
+        let offsets = [0, 3, 9, 14, 25];
+        let mut starts = vec![0.0; tokens];
+        let sequences = Sequences::new(&mut starts, &offsets);
+        let gradients = || {
+            let mut gradients = [(); 3].map(|()| vec![f32::NAN; tokens * width]);
+            let mut scratch = vec![f32::NAN; attention_scratch(q.blocks(), heads)];
+            let [mut dq, mut dk, mut dv] =
+                gradients.each_mut().map(|g| ActivationsMut::new(g, width));
+            attention_backward(
+                (&mut dq, &mut dk, &mut dv),
+                (d_o, o, &lse),
+                (q, k, v),
+                sequences,
+                heads,
+                &mut scratch,
+            );
+            gradients
+        };
+        let pool = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            pool.build().unwrap()
+        };
+        let alone = pool(1).install(gradients);
+        pool(4).install(|| {
+            for _ in 0..100 {
+                assert!(gradients() == alone, "gradients differ by who was first");
+            }
+        });
+    }
+
+    #[test]
     fn heads_wider_than_a_block_and_many_blocks_of_keys_work() {
         check(
             &[0, 3, 140],

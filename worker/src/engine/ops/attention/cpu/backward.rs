@@ -38,15 +38,9 @@ pub(in super::super) fn per_head<'a>(
     assert!(chunks <= MAX_CHUNKS, "heads of {} features", heads.dim);
     let len = heads.queries * 2 * chunks * tokens * LANES;
     let values = &mut scratch[..len];
+    clear_past_the_last_token(dq, values, sequences);
     let sums = Shared::new(values);
-    let width = dq.width();
     let dq = Shared::new(dq.data());
-    let end = sequences.offsets[sequences.offsets.len() - 1];
-    // SAFETY: no task runs yet.
-    let last_block = unsafe { dq.part((q.blocks() - 1) * width * LANES, width * LANES) };
-    for lanes in last_block.chunks_exact_mut(LANES) {
-        lanes[end - (tokens - LANES)..].fill(0.0);
-    }
     let count = sequences.offsets.len() - 1;
     (0..count * heads.queries)
         .into_par_iter()
@@ -73,6 +67,23 @@ pub(in super::super) fn per_head<'a>(
         values,
         tokens,
         chunks,
+    }
+}
+
+/// Zeroes the lanes of `dq` and the rows of the sums that belong to no sequence.
+fn clear_past_the_last_token(
+    dq: &mut ActivationsMut<'_>,
+    sums: &mut [f32],
+    sequences: Sequences<'_>,
+) {
+    let tokens = dq.view().tokens();
+    let end = sequences.offsets[sequences.offsets.len() - 1];
+    let last_block = (tokens - LANES) * dq.width();
+    for lanes in dq.data()[last_block..].chunks_exact_mut(LANES) {
+        lanes[end - (tokens - LANES)..].fill(0.0);
+    }
+    for rows in sums.chunks_exact_mut(tokens * LANES) {
+        rows[end * LANES..].fill(0.0);
     }
 }
 
@@ -132,7 +143,7 @@ impl WithSimd for Backward<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let (first, last) = (self.tokens.0 / LANES, (self.tokens.1 - 1) / LANES);
-        self.clear_sums(last);
+        self.clear_sums();
         let (mut p, mut ds) = ([0.0; SCORES], [0.0; SCORES]);
         let (mut q_rows, mut do_rows) = ([0.0; MAX_CHUNKS * SCORES], [0.0; MAX_CHUNKS * SCORES]);
         let mut dq = [0.0; MAX_CHUNKS * SCORES];
@@ -198,19 +209,15 @@ impl Backward<'_> {
         ((self.head * 2 + which) * chunks + chunk) * self.sums_tokens * LANES
     }
 
-    /// Zeroes this task's part of the sums; the last sequence's task also that of the lanes past the last token.
+    /// Zeroes this task's part of the sums.
     #[inline(always)]
-    fn clear_sums(&self, last: usize) {
-        let end = if (last + 1) * LANES == self.sums_tokens {
-            self.sums_tokens
-        } else {
-            self.tokens.1
-        };
+    fn clear_sums(&self) {
+        let tokens = self.tokens.1 - self.tokens.0;
         for which in 0..2 {
             for chunk in 0..self.heads.dim.div_ceil(LANES) {
                 let start = self.sums_at(which, chunk) + self.tokens.0 * LANES;
                 // SAFETY: only this task touches this head's rows of this sequence's tokens.
-                unsafe { self.sums.part(start, (end - self.tokens.0) * LANES) }.fill(0.0);
+                unsafe { self.sums.part(start, tokens * LANES) }.fill(0.0);
             }
         }
     }
