@@ -3,8 +3,6 @@
 pub mod cli;
 pub mod config;
 pub mod connection;
-pub mod engine;
-mod files;
 pub mod hardware;
 mod logging;
 pub mod platform_files;
@@ -15,3 +13,5 @@ mod tls;
 
 pub use config::WorkerConfig;
 pub use run::{WorkerError, run};
+pub use trainyard_engine as engine;
+use trainyard_engine::files;

@@ -1,7 +1,7 @@
 //! Jobs that train: a tiny model, real checkpoints, and what the platform would be told.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -13,19 +13,24 @@ use trainyard_shared::message::{
 
 use super::harness::{Worker, start, start_worker};
 use crate::connection::outbox::Entry;
-use crate::engine::golden;
 use crate::tasks::TaskCommand;
 use crate::tasks::transfers::test_server::{Reply, TestServer};
 
 /// A worker that has the tiny model `yard/tiny`.
 fn worker_with_model() -> Worker {
     let worker = start_worker();
-    let model = golden::model_with_tokenizer("tied");
     let place = worker.state.path().join("models/yard/tiny");
     fs::create_dir_all(&place).unwrap();
-    for file in fs::read_dir(model.path()).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), place.join(file.file_name())).unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+    for file in [
+        "tied/config.json",
+        "tied/generation_config.json",
+        "tied/model.safetensors",
+        "tokenizer/tokenizer.json",
+        "tokenizer/tokenizer_config.json",
+    ] {
+        let file = golden.join(file);
+        fs::copy(&file, place.join(file.file_name().unwrap())).unwrap();
     }
     worker
 }

@@ -1,0 +1,192 @@
+//! An adapter's folder: `adapter_config.json` and `adapter_model.safetensors` under PEFT's names.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
+use serde_json::Value;
+use trainyard_shared::json;
+
+use super::AdapterConfig;
+use crate::EngineError;
+use crate::model::{Adapter, LoraModule, ModelConfig, Projection};
+use crate::weights::SafetensorsFile;
+
+/// Name of the config's file.
+pub const ADAPTER_CONFIG: &str = "adapter_config.json";
+/// Name of the weights' file.
+pub const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+
+/// What PEFT puts in front of the name of a module.
+const PREFIX: &str = "base_model.model.";
+
+/// A tensor of an adapter: its name in the file, shape and values.
+pub type NamedTensor<'a> = (String, Vec<usize>, &'a [f32]);
+
+/// The adapter's tensors by PEFT's names, in order.
+pub fn named_tensors<'a>(adapter: &'a Adapter, model: &ModelConfig) -> Vec<NamedTensor<'a>> {
+    let mut tensors = Vec::new();
+    for layer in 0..adapter.layers.len() {
+        for projection in Projection::ALL {
+            if let Some(module) = adapter.module(layer, projection) {
+                let [outputs, inputs] = model.projection_shape(projection);
+                let [a, b] = names(layer, projection);
+                tensors.push((a, vec![module.rank, inputs], module.a.as_slice()));
+                tensors.push((b, vec![outputs, module.rank], module.b.as_slice()));
+            }
+        }
+    }
+    tensors
+}
+
+/// Writes an adapter into `folder`, which must be there.
+///
+/// # Errors
+/// [`EngineError::Io`] where a file cannot be written; [`EngineError::InvalidCheckpoint`] for weights
+/// that are not finite, which are never written.
+pub fn save(
+    folder: &Path,
+    adapter: &Adapter,
+    config: &AdapterConfig,
+    model: &ModelConfig,
+) -> Result<(), EngineError> {
+    save_tensors(folder, &named_tensors(adapter, model), config, model)
+}
+
+/// As [`save`], from tensors under PEFT's names.
+///
+/// # Errors
+/// As [`save`].
+pub fn save_tensors(
+    folder: &Path,
+    tensors: &[NamedTensor<'_>],
+    config: &AdapterConfig,
+    model: &ModelConfig,
+) -> Result<(), EngineError> {
+    let weights = folder.join(ADAPTER_WEIGHTS);
+    if let Some((name, ..)) = tensors
+        .iter()
+        .find(|(.., values)| values.iter().any(|x| !x.is_finite()))
+    {
+        let message = format!("tensor {name} holds values that are not finite");
+        return Err(EngineError::InvalidCheckpoint {
+            path: weights,
+            message,
+        });
+    }
+    let json = config
+        .to_json(model)
+        .map_err(|message| EngineError::InvalidSetting {
+            field: "target_modules",
+            message,
+        })?;
+    let text = serde_json::to_string_pretty(&json).expect("JSON values are written") + "\n";
+    let path = folder.join(ADAPTER_CONFIG);
+    std::fs::write(&path, text).map_err(|error| EngineError::io("write", &path, error))?;
+    write_tensors(&weights, tensors)
+}
+
+/// The name in PEFT's files of a parameter such as `model.layers.0.self_attn.q_proj.lora_A`.
+pub fn peft_name(parameter: &str) -> String {
+    format!("{PREFIX}{parameter}.weight")
+}
+
+/// Writes tensors as f32 into a safetensors file.
+///
+/// # Errors
+/// [`EngineError::Io`] where it cannot be written.
+pub(crate) fn write_tensors(path: &Path, tensors: &[NamedTensor<'_>]) -> Result<(), EngineError> {
+    let failed = |error: std::io::Error| EngineError::io("write", path, error);
+    let mut views = Vec::new();
+    for (name, shape, values) in tensors {
+        let view = TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values))
+            .map_err(|error| failed(std::io::Error::other(error)))?;
+        views.push((name.as_str(), view));
+    }
+    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    serialize_to_file(views, Some(format), path)
+        .map_err(|error| failed(std::io::Error::other(error)))
+}
+
+/// Reads an adapter for a model.
+///
+/// # Errors
+/// [`EngineError::InvalidCheckpoint`] naming the file and what is wrong with it, is missing, does not
+/// belong to this model, or is not supported.
+pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfig), EngineError> {
+    let path = folder.join(ADAPTER_CONFIG);
+    let invalid = |message: String| EngineError::InvalidCheckpoint {
+        path: path.clone(),
+        message,
+    };
+    let text =
+        std::fs::read_to_string(&path).map_err(|error| EngineError::io("read", &path, error))?;
+    let json: Value = json::parse(&text).map_err(|error| invalid(error.to_string()))?;
+    let config = AdapterConfig::from_json(&json).map_err(invalid)?;
+    let targets = config.targets(model).map_err(invalid)?;
+    let path = folder.join(ADAPTER_WEIGHTS);
+    let file = SafetensorsFile::open(&path)?;
+    let invalid = |message: String| EngineError::InvalidCheckpoint {
+        path: path.clone(),
+        message,
+    };
+    let mut adapter = Adapter::empty(model);
+    adapter.dropout = config.lora_dropout as f32;
+    let mut used = HashSet::new();
+    for target in &targets {
+        let [outputs, inputs] = model.projection_shape(target.projection);
+        let [a, b] = names(target.layer, target.projection);
+        adapter.layers[target.layer][target.projection as usize] = Some(LoraModule {
+            rank: target.rank,
+            scale: target.scale as f32,
+            a: read_tensor(&file, &a, &[target.rank, inputs])?,
+            b: read_tensor(&file, &b, &[outputs, target.rank])?,
+        });
+        used.extend([a, b]);
+    }
+    match file.names().find(|name| !used.contains(*name)) {
+        Some(name) if name.contains("lora_magnitude_vector") => {
+            Err(invalid(format!("tensor {name}: DoRA is not supported")))
+        }
+        Some(name) => Err(invalid(format!(
+            "tensor {name} belongs to no layer that the config names"
+        ))),
+        None => Ok((adapter, config)),
+    }
+}
+
+/// Reads a tensor of this shape whose values are finite.
+pub(crate) fn read_tensor(
+    file: &SafetensorsFile,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, EngineError> {
+    let found = file.shape(name).ok_or_else(|| EngineError::MissingTensor {
+        name: name.to_owned(),
+    })?;
+    if found != shape {
+        return Err(EngineError::ShapeMismatch {
+            name: name.to_owned(),
+            expected: shape.to_vec(),
+            found: found.to_vec(),
+        });
+    }
+    let values = file.tensor(name)?;
+    if values.iter().any(|x| !x.is_finite()) {
+        return Err(EngineError::InvalidCheckpoint {
+            path: file.path().to_owned(),
+            message: format!("tensor {name} holds values that are not finite"),
+        });
+    }
+    Ok(values)
+}
+
+/// PEFT's names of the two matrices of a module.
+fn names(layer: usize, projection: Projection) -> [String; 2] {
+    ["A", "B"].map(|matrix| {
+        format!(
+            "{PREFIX}{}.lora_{matrix}.weight",
+            projection.full_name(layer)
+        )
+    })
+}

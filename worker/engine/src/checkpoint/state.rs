@@ -1,0 +1,95 @@
+//! The trainer's own numbers in a checkpoint.
+
+use std::fs;
+use std::path::Path;
+
+use chrono::{DateTime, Local};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::TRAINER_STATE;
+use crate::EngineError;
+
+/// What the trainer knows besides weights and moments. The data's order and dropout follow from the
+/// config's seed and the step, so they need no state of their own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Updates made: steps less those that were skipped.
+    pub updates: u64,
+    /// Steps skipped in a row, up to now.
+    pub skipped_in_a_row: u64,
+    /// Steps skipped in all.
+    pub skipped_steps: u64,
+    /// The loss of the first step.
+    pub first_loss: Option<f64>,
+    /// The newest finite loss.
+    pub last_loss: Option<f64>,
+    /// The smoothed loss.
+    pub loss_ema: Option<f64>,
+    /// Time spent in training, in seconds, over all attempts.
+    pub training_seconds: f64,
+    /// Tokens run through the model in training.
+    pub tokens: u64,
+    /// What chat templates are told to be the time, RFC 3339; the same for the whole run.
+    pub chat_time: String,
+    /// What the run is.
+    pub run: RunIdentity,
+}
+
+/// What must be the same for a checkpoint to be gone on from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunIdentity {
+    /// The base model's name.
+    pub base_model: String,
+    /// SHA-256 of the data set's file.
+    pub dataset_sha256: String,
+    /// Rows that are trained on.
+    pub examples: u64,
+    /// The job's config with all defaults, by the wire's names.
+    pub config: Map<String, Value>,
+}
+
+impl TrainerState {
+    /// The state before the first step. `chat_time` is what chat templates are told to be the time.
+    pub fn new(chat_time: DateTime<Local>, run: RunIdentity) -> Self {
+        Self {
+            step: 0,
+            updates: 0,
+            skipped_in_a_row: 0,
+            skipped_steps: 0,
+            first_loss: None,
+            last_loss: None,
+            loss_ema: None,
+            training_seconds: 0.0,
+            tokens: 0,
+            chat_time: chat_time.to_rfc3339(),
+            run,
+        }
+    }
+
+    /// Writes the state into a checkpoint's folder.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where the disk does not take it.
+    pub fn write(&self, folder: &Path) -> Result<(), EngineError> {
+        let path = folder.join(TRAINER_STATE);
+        let text = serde_json::to_string_pretty(self).expect("plain fields are written as JSON");
+        fs::write(&path, text + "\n").map_err(|error| EngineError::io("write", path, error))
+    }
+
+    /// Reads the state of a checkpoint.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidCheckpoint`] where it is missing or not one.
+    pub fn read(folder: &Path) -> Result<Self, EngineError> {
+        let path = folder.join(TRAINER_STATE);
+        let invalid = |message: String| EngineError::InvalidCheckpoint {
+            path: path.clone(),
+            message,
+        };
+        let text = fs::read_to_string(&path).map_err(|error| invalid(error.to_string()))?;
+        serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))
+    }
+}

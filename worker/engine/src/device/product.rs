@@ -1,0 +1,534 @@
+//! Matrix products over whole activations, shared among the threads.
+
+use rayon::prelude::*;
+
+use super::{
+    Activations, ActivationsMut, LANES, Panels, Shared,
+    panels::PANEL,
+    tile::{Term, TileJob, Weights},
+};
+
+/// A matrix `[rows, depth]` on the left of a product, as it lies in memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Matrix<'a> {
+    /// A packed weight.
+    Panels(&'a Panels),
+    /// A packed weight, transposed.
+    PanelsTransposed(&'a Panels),
+    /// Row-major values with this many columns.
+    Rows(&'a [f32], usize),
+    /// Row-major values with this many columns, transposed.
+    RowsTransposed(&'a [f32], usize),
+}
+
+impl Matrix<'_> {
+    fn rows(&self) -> usize {
+        match *self {
+            Matrix::Panels(panels) => panels.rows(),
+            Matrix::PanelsTransposed(panels) => panels.columns(),
+            Matrix::Rows(values, columns) => values.len() / columns,
+            Matrix::RowsTransposed(_, columns) => columns,
+        }
+    }
+
+    fn depth(&self) -> usize {
+        match *self {
+            Matrix::Panels(panels) => panels.columns(),
+            Matrix::PanelsTransposed(panels) => panels.rows(),
+            Matrix::Rows(_, columns) => columns,
+            Matrix::RowsTransposed(values, columns) => values.len() / columns,
+        }
+    }
+
+    fn weights(&self) -> Weights {
+        match *self {
+            Matrix::Panels(panels) => Weights::Panels {
+                start: panels.packed().as_ptr(),
+                columns: panels.columns(),
+            },
+            Matrix::PanelsTransposed(panels) => Weights::PanelsTransposed {
+                start: panels.packed().as_ptr(),
+                columns: panels.columns(),
+            },
+            Matrix::Rows(values, columns) => Weights::Strided {
+                start: values.as_ptr(),
+                row_stride: columns,
+                step_stride: 1,
+            },
+            Matrix::RowsTransposed(values, columns) => Weights::Strided {
+                start: values.as_ptr(),
+                row_stride: 1,
+                step_stride: columns,
+            },
+        }
+    }
+}
+
+/// A matrix times activations.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product<'a> {
+    /// `[rows, depth]`.
+    pub matrix: Matrix<'a>,
+    /// `[tokens, depth]`.
+    pub input: Activations<'a>,
+}
+
+/// What a sum of products is added to.
+#[derive(Debug, Clone, Copy)]
+pub enum Start<'a> {
+    /// Nothing.
+    Zero,
+    /// Other activations, as wide as the output.
+    From(Activations<'a>),
+}
+
+/// Most products that one sum may have: three layers on one input, each with a pair.
+const MAX_PRODUCTS: usize = 6;
+
+/// A few products, gathered without allocating.
+#[derive(Debug)]
+pub(crate) struct ProductList<'a> {
+    products: [Product<'a>; MAX_PRODUCTS],
+    len: usize,
+}
+
+impl<'a> ProductList<'a> {
+    /// A list without products.
+    pub(crate) fn new() -> Self {
+        let none = Product {
+            matrix: Matrix::Rows(&[], 1),
+            input: Activations::EMPTY,
+        };
+        Self {
+            products: [none; MAX_PRODUCTS],
+            len: 0,
+        }
+    }
+
+    /// Adds one; the list has room for [`MAX_PRODUCTS`].
+    pub(crate) fn push(&mut self, matrix: Matrix<'a>, input: Activations<'a>) {
+        self.products[self.len] = Product { matrix, input };
+        self.len += 1;
+    }
+
+    /// Those added so far.
+    pub(crate) fn as_slice(&self) -> &[Product<'a>] {
+        &self.products[..self.len]
+    }
+}
+
+/// A weight's part that one task keeps in its second-level cache, in values.
+const TASK_WEIGHTS: usize = 96 * 1024;
+
+/// Longest part of a sum that is done at once, so that its inputs stay in the second-level cache; whole panels.
+const TASK_DEPTH: usize = 128 * PANEL;
+
+/// Blocks of tokens over which one task uses its part of the weight.
+const TASK_BLOCKS: usize = 16;
+
+/// `y = scale * (start + sum of matrix * input)`, in `y`'s shape `[tokens, rows]`.
+///
+/// Every output is computed by one thread and in one order, however many threads there are.
+pub(crate) fn multiply(
+    y: &mut ActivationsMut<'_>,
+    start: Start<'_>,
+    products: &[Product<'_>],
+    scale: f32,
+) {
+    let (rows, blocks) = (y.width(), y.blocks());
+    let mut terms = [Term::EMPTY; MAX_PRODUCTS];
+    for (term, Product { matrix, input }) in terms.iter_mut().zip(products) {
+        assert_eq!(
+            (matrix.rows(), matrix.depth()),
+            (rows, input.width()),
+            "shapes of a product"
+        );
+        assert!(input.blocks() >= blocks, "input covers {blocks} blocks");
+        *term = Term {
+            weights: matrix.weights(),
+            depth: matrix.depth(),
+            x: input.data().as_ptr(),
+            x_block: input.width() * LANES,
+        };
+    }
+    let terms = &terms[..products.len()];
+    let y_data = Shared::new(y.data());
+    if let Start::From(other) = start {
+        assert!(
+            other.width() == rows && other.blocks() >= blocks,
+            "start's shape"
+        );
+    }
+    let depth = products.iter().map(|p| p.matrix.depth()).max().unwrap_or(1);
+    let grid = Grid::new(blocks, rows, TASK_WEIGHTS / depth.min(TASK_DEPTH));
+    grid.for_each(|rows_part, blocks_part| {
+        let first_start = match start {
+            Start::Zero => std::ptr::null(),
+            Start::From(other) => other.data().as_ptr(),
+        };
+        let mut part = [Term::EMPTY; MAX_PRODUCTS];
+        for from in (0..depth).step_by(TASK_DEPTH) {
+            let mut count = 0;
+            for term in terms.iter().filter(|t| t.depth > from) {
+                part[count] = term.steps(from, TASK_DEPTH);
+                count += 1;
+            }
+            let last = from + TASK_DEPTH >= depth;
+            let job = TileJob {
+                y: y_data.pointer(0),
+                y_row: LANES,
+                y_block: rows * LANES,
+                start: if from == 0 {
+                    first_start
+                } else {
+                    y_data.pointer(0)
+                },
+                terms: &part[..count],
+                scale: if last { scale } else { 1.0 },
+                rows: rows_part,
+                blocks: blocks_part,
+                lanes: LANES,
+            };
+            // SAFETY: the slices behind the pointers are borrowed by the arguments, with the shapes asserted above,
+            // and the grid's tasks write disjoint rows and blocks.
+            unsafe { job.dispatch() };
+        }
+    });
+}
+
+/// `c[i][j] += sum over tokens of p[token][i] * q[token][j]`, with `c` row-major `[p.width, q.width]`.
+///
+/// `scratch` needs [`outer_scratch`] values. Tokens are summed in one order, however many threads there are.
+pub(crate) fn accumulate_outer(
+    c: &mut [f32],
+    p: Activations<'_>,
+    q: Activations<'_>,
+    scratch: &mut [f32],
+) {
+    let shape = (p.width() * q.width(), p.blocks());
+    assert_eq!((c.len(), q.blocks()), shape, "shapes of an outer product");
+    if sums_in_place(p.width(), q.width()) {
+        let transposed = &mut scratch[..q.data().len()];
+        transpose(transposed, q);
+        return outer_sums(c, Sums::Add, p, transposed, LANES);
+    }
+    // The narrower side becomes the lanes, because these have to be transposed first.
+    let (tall, narrow) = if p.width() >= q.width() {
+        (p, q)
+    } else {
+        (q, p)
+    };
+    let padded = narrow.width().next_multiple_of(LANES);
+    let (transposed, sums) = scratch.split_at_mut(p.blocks() * LANES * padded);
+    let transposed = &mut transposed[..p.blocks() * LANES * padded];
+    let sums = &mut sums[..tall.width() * padded];
+    transpose(transposed, narrow);
+    let lanes = if narrow.width() <= LANES / 2 {
+        LANES / 2
+    } else {
+        LANES
+    };
+    outer_sums(sums, Sums::Set, tall, transposed, lanes);
+    for (i, c) in c.chunks_exact_mut(q.width()).enumerate() {
+        if p.width() >= q.width() {
+            c.iter_mut()
+                .zip(&sums[i * padded..])
+                .for_each(|(c, sum)| *c += sum);
+        } else {
+            c.iter_mut()
+                .zip(sums[i..].iter().step_by(padded))
+                .for_each(|(c, sum)| *c += sum);
+        }
+    }
+}
+
+/// Values of scratch that [`accumulate_outer`] needs for these widths.
+pub(crate) fn outer_scratch(blocks: usize, p: usize, q: usize) -> usize {
+    if sums_in_place(p, q) {
+        return blocks * LANES * q;
+    }
+    (blocks * LANES + p.max(q)) * p.min(q).next_multiple_of(LANES)
+}
+
+/// Whether an outer product is large and regular enough to be summed up where it belongs.
+fn sums_in_place(p: usize, q: usize) -> bool {
+    q.is_multiple_of(LANES) && p >= 2 * LANES
+}
+
+/// What happens to the values that a sum's place holds already.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Sums {
+    Set,
+    Add,
+}
+
+/// `out[feature / LANES][token][feature % LANES] = x[token][feature]`; missing features are zero.
+fn transpose(out: &mut [f32], x: Activations<'_>) {
+    let chunk_len = x.blocks() * LANES * LANES;
+    out.par_chunks_mut(chunk_len)
+        .enumerate()
+        .for_each(|(chunk, out)| {
+            let (first, end) = (chunk * LANES, x.width().min((chunk + 1) * LANES));
+            for (block, out) in out.chunks_exact_mut(LANES * LANES).enumerate() {
+                transpose_block(out, &x.block(block)[first * LANES..end * LANES]);
+            }
+        });
+}
+
+/// `sums[i][j] = sum over tokens of tall[token][i] * narrow[token][j]`, `narrow` transposed by [`transpose`].
+fn outer_sums(sums: &mut [f32], mode: Sums, tall: Activations<'_>, narrow: &[f32], lanes: usize) {
+    const TERMS: usize = 8;
+    let blocks = tall.blocks();
+    let padded = sums.len() / tall.width();
+    let sums = Shared::new(sums);
+    Grid::new(padded / LANES, tall.width(), 96).for_each(|rows, blocks_of_sums| {
+        let mut terms = [Term::EMPTY; TERMS];
+        for first in (0..blocks).step_by(TERMS) {
+            let count = TERMS.min(blocks - first);
+            for (i, term) in terms[..count].iter_mut().enumerate() {
+                *term = Term {
+                    weights: Weights::Strided {
+                        start: tall.block(first + i).as_ptr(),
+                        row_stride: LANES,
+                        step_stride: 1,
+                    },
+                    depth: LANES,
+                    x: narrow[(first + i) * LANES * LANES..].as_ptr(),
+                    x_block: blocks * LANES * LANES,
+                };
+            }
+            let job = TileJob {
+                y: sums.pointer(0),
+                y_row: padded,
+                y_block: LANES,
+                start: if first == 0 && mode == Sums::Set {
+                    std::ptr::null()
+                } else {
+                    sums.pointer(0)
+                },
+                terms: &terms[..count],
+                scale: 1.0,
+                rows,
+                blocks: blocks_of_sums,
+                lanes,
+            };
+            // SAFETY: all slices are borrowed by the arguments, with the shapes that their callers assert, and the
+            // grid's tasks write disjoint rows and columns of the sums.
+            unsafe { job.dispatch() };
+        }
+    });
+}
+
+/// `out[lane][feature] = values[feature][lane]`, features past the last zero; `out` is `LANES * LANES`.
+pub(crate) fn transpose_block(out: &mut [f32], values: &[f32]) {
+    let features = values.len() / LANES;
+    for (lane, out) in out.chunks_exact_mut(LANES).enumerate() {
+        for (feature, value) in out.iter_mut().enumerate() {
+            *value = if feature < features {
+                values[feature * LANES + lane]
+            } else {
+                0.0
+            };
+        }
+    }
+}
+
+/// How one product is cut into tasks: parts of the rows times parts of the blocks.
+struct Grid {
+    rows: usize,
+    blocks: usize,
+    rows_per_task: usize,
+    blocks_per_task: usize,
+}
+
+impl Grid {
+    /// Tasks of about `rows_per_task` rows, made smaller where there are few of them.
+    fn new(blocks: usize, rows: usize, rows_per_task: usize) -> Self {
+        let wanted = 4 * rayon::current_num_threads();
+        let mut grid = Self {
+            rows,
+            blocks,
+            rows_per_task: (rows_per_task / PANEL).max(1) * PANEL,
+            blocks_per_task: TASK_BLOCKS,
+        };
+        while grid.tasks() < wanted && grid.rows_per_task > 4 * PANEL {
+            grid.rows_per_task = (grid.rows_per_task / 2).next_multiple_of(PANEL);
+        }
+        while grid.tasks() < wanted && grid.blocks_per_task > 2 {
+            grid.blocks_per_task /= 2;
+        }
+        grid
+    }
+
+    fn tasks(&self) -> usize {
+        self.rows.div_ceil(self.rows_per_task) * self.blocks.div_ceil(self.blocks_per_task)
+    }
+
+    /// Runs a task for each part: first and last row, first and last block.
+    fn for_each(&self, task: impl Fn((usize, usize), (usize, usize)) + Sync) {
+        let parts = self.blocks.div_ceil(self.blocks_per_task);
+        (0..self.tasks())
+            .into_par_iter()
+            .with_max_len(1)
+            .for_each(|i| {
+                let (row, block) = (
+                    i / parts * self.rows_per_task,
+                    i % parts * self.blocks_per_task,
+                );
+                task(
+                    (row, self.rows.min(row + self.rows_per_task)),
+                    (block, self.blocks.min(block + self.blocks_per_task)),
+                );
+            });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::padded_tokens,
+        ops::test_values::{assert_close, blocks, values},
+    };
+
+    /// `x w^T` by rows, in f64.
+    fn reference(x: &[f32], w: &[f32], depth: usize) -> Vec<f64> {
+        let dot = |a: &[f32], b: &[f32]| {
+            a.iter()
+                .zip(b)
+                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                .sum()
+        };
+        x.chunks(depth)
+            .flat_map(|x| w.chunks(depth).map(move |w| dot(x, w)))
+            .collect()
+    }
+
+    fn transposed(w: &[f32], columns: usize) -> Vec<f32> {
+        (0..columns)
+            .flat_map(|c| w[c..].iter().step_by(columns).copied())
+            .collect()
+    }
+
+    #[test]
+    fn products_of_every_layout_agree_with_their_definition() {
+        for (tokens, rows, depth) in [
+            (1, 1, 1),
+            (33, 16, 24),
+            (70, 40, 64),
+            (96, 13, 7),
+            (40, 192, 100),
+            (32, 30, 36),
+        ] {
+            let x = values(1, tokens * depth);
+            let w = values(2, rows * depth);
+            let expected = reference(&x, &w, depth);
+            let x = blocks(&x, tokens);
+            let input = Activations::new(&x, depth);
+            let wt = transposed(&w, depth);
+            let panels = Panels::pack(&w, rows, depth).unwrap();
+            let panels_t = Panels::pack(&wt, depth, rows).unwrap();
+            for matrix in [
+                Matrix::Panels(&panels),
+                Matrix::PanelsTransposed(&panels_t),
+                Matrix::Rows(&w, depth),
+                Matrix::RowsTransposed(&wt, rows),
+            ] {
+                let mut y = vec![f32::NAN; padded_tokens(tokens) * rows];
+                let mut y = ActivationsMut::new(&mut y, rows);
+                multiply(&mut y, Start::Zero, &[Product { matrix, input }], 1.0);
+                assert_close(
+                    "product",
+                    &y.view().to_rows(tokens),
+                    &expected,
+                    1e-6 * depth as f64,
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_products_start_where_they_are_told() {
+        let (tokens, rows, depth, rank) = (45, 26, 20, 6);
+        let (x, w) = (values(1, tokens * depth), values(2, rows * depth));
+        let (u, b) = (values(3, tokens * rank), values(4, rows * rank));
+        let start = values(5, tokens * rows);
+        let sum = |scale: f64, starts: f64| -> Vec<f64> {
+            let terms = reference(&x, &w, depth)
+                .into_iter()
+                .zip(reference(&u, &b, rank));
+            let sums = terms
+                .zip(&start)
+                .map(|((a, b), s)| scale * (a + b + starts * f64::from(*s)));
+            sums.collect()
+        };
+        let panels = Panels::pack(&w, rows, depth).unwrap();
+        let (xb, ub, sb) = (
+            blocks(&x, tokens),
+            blocks(&u, tokens),
+            blocks(&start, tokens),
+        );
+        let products = [
+            Product {
+                matrix: Matrix::Panels(&panels),
+                input: Activations::new(&xb, depth),
+            },
+            Product {
+                matrix: Matrix::Rows(&b, rank),
+                input: Activations::new(&ub, rank),
+            },
+        ];
+        let mut data = sb.clone();
+        let mut y = ActivationsMut::new(&mut data, rows);
+        multiply(
+            &mut y,
+            Start::From(Activations::new(&sb, rows)),
+            &products,
+            0.5,
+        );
+        assert_close(
+            "product",
+            &y.view().to_rows(tokens),
+            &sum(0.5, 1.0),
+            1e-6 * depth as f64,
+        );
+        multiply(&mut y, Start::Zero, &products, 2.0);
+        assert_close(
+            "product",
+            &y.view().to_rows(tokens),
+            &sum(2.0, 0.0),
+            1e-6 * depth as f64,
+        );
+    }
+
+    #[test]
+    fn outer_products_add_up_over_tokens() {
+        for (tokens, rows, columns) in [
+            (1, 1, 3),
+            (33, 16, 50),
+            (300, 50, 16),
+            (64, 40, 40),
+            (70, 4, 4),
+        ] {
+            let (p, q) = (values(1, tokens * rows), values(2, tokens * columns));
+            let before = values(3, rows * columns);
+            let sums = reference(&transposed(&p, rows), &transposed(&q, columns), tokens);
+            let expected: Vec<f64> = sums
+                .iter()
+                .zip(&before)
+                .map(|(s, b)| s + f64::from(*b))
+                .collect();
+            let (pb, qb) = (blocks(&p, tokens), blocks(&q, tokens));
+            let mut c = before.clone();
+            let mut scratch =
+                vec![f32::NAN; outer_scratch(padded_tokens(tokens) / LANES, rows, columns)];
+            accumulate_outer(
+                &mut c,
+                Activations::new(&pb, rows),
+                Activations::new(&qb, columns),
+                &mut scratch,
+            );
+            assert_close("product", &c, &expected, 1e-6 * tokens as f64);
+        }
+    }
+}

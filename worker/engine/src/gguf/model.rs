@@ -1,0 +1,182 @@
+//! A mapped GGUF file as a model: its weights by their Hugging Face names.
+
+use std::path::{Path, PathBuf};
+
+use super::config::{Metadata, model_config};
+use super::reader::{Structure, TensorInfo, Value, read_structure};
+use super::tokenizer::tokenizer;
+use crate::EngineError;
+use crate::device::MappedFile;
+use crate::model::ModelConfig;
+use crate::tokenizer::Tokenizer;
+
+/// A base model in one GGUF file.
+#[derive(Debug)]
+pub struct GgufModel {
+    path: PathBuf,
+    file: MappedFile,
+    structure: Structure,
+    config: ModelConfig,
+}
+
+impl GgufModel {
+    /// Maps the file and checks its structure.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidModel`] naming the file and what is wrong or not supported.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let invalid = |message: String| EngineError::InvalidModel {
+            path: path.to_owned(),
+            message,
+        };
+        let file = MappedFile::open(path).map_err(|error| EngineError::io("read", path, error))?;
+        let structure = read_structure(&file).map_err(invalid)?;
+        let config = model_config(&structure).map_err(invalid)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            structure,
+            config,
+        })
+    }
+
+    /// Gives the memory back that tensors take up which were read.
+    pub fn release_memory(&self) {
+        self.file.release();
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The shape of a weight by its Hugging Face name, if the file holds it.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(&self.structure.tensors.get(&gguf_name(name)?)?.shape)
+    }
+
+    /// A weight by its Hugging Face name as `f32`, row-major, if the file holds it.
+    ///
+    /// Rows of query and key projections come back in Hugging Face's order: the file interleaves the
+    /// two halves of every head for its own layout of the rotary embedding.
+    pub fn tensor(&self, name: &str) -> Option<Vec<f32>> {
+        let TensorInfo {
+            shape,
+            block_type,
+            start,
+            bytes,
+        } = self.structure.tensors.get(&gguf_name(name)?)?;
+        let values = block_type.dequantise(&self.file[*start..start + bytes]);
+        let heads = if name.ends_with(".self_attn.q_proj.weight") {
+            self.config.num_attention_heads
+        } else if name.ends_with(".self_attn.k_proj.weight") {
+            self.config.num_key_value_heads
+        } else {
+            return Some(values);
+        };
+        let rows = shape.first().copied().unwrap_or(0);
+        Some(join_halves(&values, rows, heads))
+    }
+
+    /// Names of the file's tensors that no part of a plain Llama model uses.
+    pub fn unknown_tensors(&self) -> impl Iterator<Item = &str> {
+        let known = |name: &str| {
+            let mut parts = name.split('.');
+            matches!(
+                (parts.next(), parts.next(), parts.next(), parts.next()),
+                (Some("blk"), Some(_), Some(_), Some("weight"))
+                    | (
+                        Some("token_embd" | "output_norm" | "output"),
+                        Some("weight"),
+                        None,
+                        None
+                    )
+            )
+        };
+        self.structure
+            .tensors
+            .keys()
+            .map(String::as_str)
+            .filter(move |name| !known(name))
+    }
+
+    /// The tokenizer that the file holds.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidModel`] where it is of a kind that cannot be expressed, by name.
+    pub fn tokenizer(&self) -> Result<Tokenizer, EngineError> {
+        tokenizer(&self.structure, self.config.vocab_size).map_err(|message| {
+            EngineError::InvalidModel {
+                path: self.path.clone(),
+                message,
+            }
+        })
+    }
+
+    /// The chat template that the file holds.
+    pub fn chat_template(&self) -> Option<&str> {
+        Metadata(&self.structure)
+            .optional_string("tokenizer.chat_template")
+            .ok()
+            .flatten()
+    }
+
+    /// Ids of the tokens that end a text or a turn, as the file names them.
+    pub fn stop_token_ids(&self) -> Vec<u32> {
+        ["eos_token_id", "eot_token_id", "eom_token_id"]
+            .iter()
+            .filter_map(|key| {
+                match self
+                    .structure
+                    .metadata
+                    .get(&format!("tokenizer.ggml.{key}"))
+                {
+                    Some(Value::Integer(id)) => u32::try_from(*id).ok(),
+                    _ => None,
+                }
+            })
+            .collect()
+    }
+}
+
+/// The name that GGUF gives to a weight of a Llama model, if the name is one.
+fn gguf_name(name: &str) -> Option<String> {
+    match name {
+        "model.embed_tokens.weight" => return Some("token_embd.weight".into()),
+        "model.norm.weight" => return Some("output_norm.weight".into()),
+        "lm_head.weight" => return Some("output.weight".into()),
+        _ => {}
+    }
+    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let part = match part.strip_suffix(".weight")? {
+        "input_layernorm" => "attn_norm",
+        "self_attn.q_proj" => "attn_q",
+        "self_attn.k_proj" => "attn_k",
+        "self_attn.v_proj" => "attn_v",
+        "self_attn.o_proj" => "attn_output",
+        "post_attention_layernorm" => "ffn_norm",
+        "mlp.gate_proj" => "ffn_gate",
+        "mlp.up_proj" => "ffn_up",
+        "mlp.down_proj" => "ffn_down",
+        _ => return None,
+    };
+    Some(format!("blk.{layer}.{part}.weight"))
+}
+
+/// Undoes the interleaving of a head's rows: the file's rows are 0, h, 1, h + 1, … of `2 h` rows a head.
+fn join_halves(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+    if heads == 0 || rows == 0 || !rows.is_multiple_of(2 * heads) {
+        return values.to_vec();
+    }
+    let (width, half) = (values.len() / rows, rows / heads / 2);
+    let mut joined = Vec::with_capacity(values.len());
+    for head in 0..heads {
+        for part in 0..2 {
+            for i in 0..half {
+                let row = head * 2 * half + 2 * i + part;
+                joined.extend_from_slice(&values[row * width..(row + 1) * width]);
+            }
+        }
+    }
+    joined
+}

@@ -1,0 +1,188 @@
+//! What a model's `config.json` (or GGUF header) says about its shape.
+
+use crate::EngineError;
+
+/// Shape and constants of a Llama-family model; names as in Hugging Face's `config.json`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelConfig {
+    /// Number of tokens that the model knows.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the feed-forward layer.
+    pub intermediate_size: usize,
+    /// Number of decoder layers.
+    pub num_hidden_layers: usize,
+    /// Number of query heads.
+    pub num_attention_heads: usize,
+    /// Number of key and value heads; divides `num_attention_heads`.
+    pub num_key_value_heads: usize,
+    /// Width of one head; even.
+    pub head_dim: usize,
+    /// Longest context that the model was made for, in tokens.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square in RMSNorm.
+    pub rms_norm_eps: f32,
+    /// Base of the rotary embedding's frequencies.
+    pub rope_theta: f64,
+    /// How rotary frequencies are stretched for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// Whether the output projection is the embedding matrix itself.
+    pub tie_word_embeddings: bool,
+}
+
+/// How rotary frequencies are stretched; fields as in Hugging Face's `rope_scaling` / `rope_parameters`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    Default,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// How much longer the context becomes.
+        factor: f64,
+    },
+    /// Llama 3's: low frequencies divided by `factor`, high ones kept, a smooth ramp between.
+    Llama3 {
+        /// How much longer the context becomes.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings / low_freq_factor` are stretched in full.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings / high_freq_factor` are kept.
+        high_freq_factor: f64,
+        /// Context that the model was first trained for, in tokens.
+        original_max_position_embeddings: usize,
+    },
+}
+
+/// The linear layers of a decoder layer, each of which may carry a LoRA adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Projection {
+    /// Queries of the attention.
+    Q,
+    /// Keys of the attention.
+    K,
+    /// Values of the attention.
+    V,
+    /// The attention's output.
+    O,
+    /// The feed-forward layer's gate.
+    Gate,
+    /// The feed-forward layer's input.
+    Up,
+    /// The feed-forward layer's output.
+    Down,
+}
+
+impl Projection {
+    /// All of them, in the order in which a layer runs them.
+    pub const ALL: [Projection; 7] = [
+        Projection::Q,
+        Projection::K,
+        Projection::V,
+        Projection::O,
+        Projection::Gate,
+        Projection::Up,
+        Projection::Down,
+    ];
+
+    /// The module's name within a layer, as Hugging Face writes it: `self_attn.q_proj`.
+    pub fn module_name(self) -> &'static str {
+        match self {
+            Projection::Q => "self_attn.q_proj",
+            Projection::K => "self_attn.k_proj",
+            Projection::V => "self_attn.v_proj",
+            Projection::O => "self_attn.o_proj",
+            Projection::Gate => "mlp.gate_proj",
+            Projection::Up => "mlp.up_proj",
+            Projection::Down => "mlp.down_proj",
+        }
+    }
+
+    /// The last part of the name, which PEFT's `target_modules` match: `q_proj`.
+    pub fn short_name(self) -> &'static str {
+        let name = self.module_name();
+        name.rsplit('.').next().unwrap_or(name)
+    }
+
+    /// The full name in layer `layer`: `model.layers.3.self_attn.q_proj`.
+    pub fn full_name(self, layer: usize) -> String {
+        format!("model.layers.{layer}.{}", self.module_name())
+    }
+}
+
+impl ModelConfig {
+    /// Output and input width of a projection's weight, which is stored as `[out, in]`.
+    pub fn projection_shape(&self, projection: Projection) -> [usize; 2] {
+        let (hidden, queries, keys) =
+            (self.hidden_size, self.query_width(), self.key_value_width());
+        match projection {
+            Projection::Q => [queries, hidden],
+            Projection::K | Projection::V => [keys, hidden],
+            Projection::O => [hidden, queries],
+            Projection::Gate | Projection::Up => [self.intermediate_size, hidden],
+            Projection::Down => [hidden, self.intermediate_size],
+        }
+    }
+
+    /// Width of all query heads together.
+    pub fn query_width(&self) -> usize {
+        self.num_attention_heads * self.head_dim
+    }
+
+    /// Width of all key heads together, and of all value heads.
+    pub fn key_value_width(&self) -> usize {
+        self.num_key_value_heads * self.head_dim
+    }
+
+    /// Number of weights, tied ones counted once.
+    pub fn parameter_count(&self) -> u64 {
+        let projections: usize = Projection::ALL
+            .iter()
+            .map(|&p| self.projection_shape(p).iter().product::<usize>())
+            .sum();
+        let layer = projections + 2 * self.hidden_size;
+        let embeddings = if self.tie_word_embeddings { 1 } else { 2 };
+        let total = self.num_hidden_layers * layer
+            + embeddings * self.vocab_size * self.hidden_size
+            + self.hidden_size;
+        total as u64
+    }
+
+    /// Checks that the numbers fit together.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`] naming the first one that does not.
+    pub fn validate(&self) -> Result<(), EngineError> {
+        let problem = if [
+            self.vocab_size,
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_hidden_layers,
+            self.num_attention_heads,
+            self.num_key_value_heads,
+            self.head_dim,
+            self.max_position_embeddings,
+        ]
+        .contains(&0)
+        {
+            "a model with a width or count of zero".to_owned()
+        } else if !self
+            .num_attention_heads
+            .is_multiple_of(self.num_key_value_heads)
+        {
+            format!(
+                "{} query heads over {} key/value heads",
+                self.num_attention_heads, self.num_key_value_heads
+            )
+        } else if !self.head_dim.is_multiple_of(2) {
+            format!("an odd head_dim of {}", self.head_dim)
+        } else if !(self.rope_theta.is_finite() && self.rope_theta > 0.0) {
+            format!("a rope_theta of {}", self.rope_theta)
+        } else if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
+            format!("an rms_norm_eps of {}", self.rms_norm_eps)
+        } else {
+            return Ok(());
+        };
+        Err(EngineError::Unsupported(problem))
+    }
+}

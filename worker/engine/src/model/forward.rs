@@ -1,0 +1,123 @@
+//! The forward pass through one decoder layer.
+//!
+//! ```text
+//! mid = x + O attention(Q n, K n, V n)        with n = norm(x), rotary embedding on queries and keys
+//! out = mid + Down (silu(Gate m) * Up m)      with m = norm(mid)
+//! ```
+
+use super::{
+    Llama, Projection,
+    memory::{LayerMemory, LayerView},
+    trainable::Trainable,
+};
+use crate::{
+    device::{Activations, ActivationsMut},
+    ops::{
+        attention::{Sequences, attention_forward},
+        linear::{Lora, Start, linear_forward},
+        rms_norm::rms_norm_forward,
+        rotary::{Angles, rotary_forward},
+        swiglu::swiglu_forward,
+    },
+};
+
+/// What a pass through the layers needs besides memory.
+#[derive(Clone, Copy)]
+pub(super) struct Pass<'a> {
+    pub model: &'a Llama,
+    pub sequences: Sequences<'a>,
+    pub angles: Angles<'a>,
+    /// Selects the masks of LoRA's dropout; none outside training.
+    pub dropout_seed: Option<u64>,
+}
+
+/// Runs one layer from its input to its output, and leaves in `kept` what the backward pass needs.
+pub(super) fn layer_forward(
+    pass: Pass<'_>,
+    trainable: &Trainable,
+    layer: usize,
+    view: &mut LayerView<'_, '_>,
+) {
+    let LayerView {
+        input,
+        output,
+        kept,
+        shared,
+    } = view;
+    let LayerMemory {
+        attention_rstd,
+        q,
+        k,
+        v,
+        lse,
+        o,
+        mid,
+        mlp_rstd,
+        gate,
+        up,
+        u,
+    } = kept;
+    let [uq, uk, uv, uo, ugate, uup, udown] = u;
+    let (model, weights) = (pass.model, &pass.model.layers[layer]);
+    let eps = model.config().rms_norm_eps;
+    let mut linear = |y: &mut ActivationsMut<'_>,
+                      start: Start<'_>,
+                      x: Activations<'_>,
+                      p: Projection,
+                      u: &mut [f32]| {
+        let lora = trainable.lora(layer, p, pass.dropout_seed);
+        let w = model.projection(layer, p);
+        with_inner(lora, u, |lora| {
+            linear_forward(y, start, x, w, lora, shared.scratch)
+        });
+    };
+
+    rms_norm_forward(
+        &mut shared.n,
+        attention_rstd,
+        *input,
+        &weights.attention_norm,
+        eps,
+    );
+    linear(q, Start::Zero, shared.n.view(), Projection::Q, uq);
+    linear(k, Start::Zero, shared.n.view(), Projection::K, uk);
+    linear(v, Start::Zero, shared.n.view(), Projection::V, uv);
+    rotary_forward(q, pass.angles);
+    rotary_forward(k, pass.angles);
+    attention_forward(
+        o,
+        lse,
+        (q.view(), k.view(), v.view()),
+        pass.sequences,
+        0,
+        model.heads(),
+    );
+    linear(mid, Start::From(*input), o.view(), Projection::O, uo);
+
+    rms_norm_forward(&mut shared.n, mlp_rstd, mid.view(), &weights.mlp_norm, eps);
+    linear(gate, Start::Zero, shared.n.view(), Projection::Gate, ugate);
+    linear(up, Start::Zero, shared.n.view(), Projection::Up, uup);
+    swiglu_forward(&mut shared.h, gate.view(), up.view());
+    linear(
+        output,
+        Start::From(mid.view()),
+        shared.h.view(),
+        Projection::Down,
+        udown,
+    );
+}
+
+/// Calls `work` with a pair and the memory of its inner values, if there is a pair.
+fn with_inner<'l>(
+    lora: Option<Lora<'l>>,
+    u: &mut [f32],
+    work: impl FnOnce(Option<(Lora<'l>, &mut ActivationsMut<'_>)>),
+) {
+    match lora {
+        Some(lora) => {
+            let mut u = ActivationsMut::new(u, lora.rank);
+            work(Some((lora, &mut u)));
+        }
+        None => work(None),
+    }
+}

@@ -1,0 +1,208 @@
+//! A Llama model's weights, packed for the CPU, frozen unless they are trained in full.
+
+use crate::{
+    EngineError,
+    device::Panels,
+    ops::{attention::Heads, rotary::Rotary},
+    weights::ModelFiles,
+};
+
+use super::{ModelConfig, Projection};
+
+/// A base model, ready to run.
+#[derive(Debug)]
+pub struct Llama {
+    config: ModelConfig,
+    pub(super) rotary: Rotary,
+    pub(super) embedding: Panels,
+    pub(super) layers: Vec<Layer>,
+    pub(super) norm: Vec<f32>,
+    /// The output projection, where it is not the embedding itself.
+    pub(super) head: Option<Panels>,
+}
+
+/// One decoder layer.
+#[derive(Debug)]
+pub(super) struct Layer {
+    pub attention_norm: Vec<f32>,
+    pub mlp_norm: Vec<f32>,
+    /// By `Projection as usize`.
+    pub projections: [Panels; 7],
+}
+
+/// One weight of a model, by its place in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Weight {
+    Embedding,
+    AttentionNorm(usize),
+    MlpNorm(usize),
+    Projection(usize, Projection),
+    Norm,
+    Head,
+}
+
+impl Weight {
+    /// All weights of a model; a tied output projection is none of its own.
+    pub(super) fn all(config: &ModelConfig) -> Vec<Weight> {
+        let mut all = vec![Weight::Embedding];
+        for layer in 0..config.num_hidden_layers {
+            all.push(Weight::AttentionNorm(layer));
+            all.extend(Projection::ALL.map(|p| Weight::Projection(layer, p)));
+            all.push(Weight::MlpNorm(layer));
+        }
+        all.push(Weight::Norm);
+        if !config.tie_word_embeddings {
+            all.push(Weight::Head);
+        }
+        all
+    }
+
+    /// Its Hugging Face name.
+    pub(super) fn name(self) -> String {
+        match self {
+            Weight::Embedding => "model.embed_tokens.weight".to_owned(),
+            Weight::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+            Weight::MlpNorm(layer) => {
+                format!("model.layers.{layer}.post_attention_layernorm.weight")
+            }
+            Weight::Projection(layer, projection) => {
+                format!("{}.weight", projection.full_name(layer))
+            }
+            Weight::Norm => "model.norm.weight".to_owned(),
+            Weight::Head => "lm_head.weight".to_owned(),
+        }
+    }
+
+    /// Its shape as stored: one dimension for norms, else `[out, in]`.
+    pub(super) fn shape(self, config: &ModelConfig) -> Vec<usize> {
+        match self {
+            Weight::Embedding | Weight::Head => vec![config.vocab_size, config.hidden_size],
+            Weight::AttentionNorm(_) | Weight::MlpNorm(_) | Weight::Norm => {
+                vec![config.hidden_size]
+            }
+            Weight::Projection(_, projection) => config.projection_shape(projection).to_vec(),
+        }
+    }
+}
+
+impl Llama {
+    /// Reads and packs all weights of a model.
+    ///
+    /// # Errors
+    /// What [`Llama::from_tensors`] says, and what the files say of their tensors.
+    pub fn load(files: &ModelFiles) -> Result<Self, EngineError> {
+        Self::from_tensors(files.config.clone(), |name, shape| {
+            files.tensor(name, shape)
+        })
+    }
+
+    /// Packs all weights of a model; `tensor` gives each by Hugging Face name and shape, row-major.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`] for a configuration that contradicts itself, [`EngineError::OutOfMemory`], and
+    /// whatever `tensor` answers.
+    pub fn from_tensors(
+        config: ModelConfig,
+        mut tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
+    ) -> Result<Self, EngineError> {
+        config.validate()?;
+        let mut values = |weight: Weight| tensor(&weight.name(), &weight.shape(&config));
+        let matrix = |values: Vec<f32>, weight: Weight| {
+            let shape = weight.shape(&config);
+            Panels::pack(&values, shape[0], shape[1])
+        };
+        let embedding = matrix(values(Weight::Embedding)?, Weight::Embedding)?;
+        let mut layers = Vec::with_capacity(config.num_hidden_layers);
+        for layer in 0..config.num_hidden_layers {
+            let mut projection = |p: Projection| {
+                let weight = Weight::Projection(layer, p);
+                matrix(values(weight)?, weight)
+            };
+            let [q, k, v, o, gate, up, down] = Projection::ALL;
+            let projections = [
+                projection(q)?,
+                projection(k)?,
+                projection(v)?,
+                projection(o)?,
+                projection(gate)?,
+                projection(up)?,
+                projection(down)?,
+            ];
+            layers.push(Layer {
+                attention_norm: values(Weight::AttentionNorm(layer))?,
+                mlp_norm: values(Weight::MlpNorm(layer))?,
+                projections,
+            });
+        }
+        let norm = values(Weight::Norm)?;
+        let head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(matrix(values(Weight::Head)?, Weight::Head)?),
+        };
+        Ok(Self {
+            rotary: Rotary::new(&config),
+            config,
+            embedding,
+            layers,
+            norm,
+            head,
+        })
+    }
+
+    /// The model's shape and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The output projection.
+    pub(super) fn head(&self) -> &Panels {
+        self.head.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// One projection's weight.
+    pub(super) fn projection(&self, layer: usize, projection: Projection) -> &Panels {
+        &self.layers[layer].projections[projection as usize]
+    }
+
+    /// Number and width of the attention's heads.
+    pub(super) fn heads(&self) -> Heads {
+        Heads {
+            queries: self.config.num_attention_heads,
+            keys: self.config.num_key_value_heads,
+            dim: self.config.head_dim,
+        }
+    }
+
+    /// Replaces one weight by row-major values of its shape.
+    pub(super) fn set(&mut self, weight: Weight, values: &[f32]) {
+        match weight {
+            Weight::Embedding => self.embedding.repack(values),
+            Weight::AttentionNorm(layer) => {
+                self.layers[layer].attention_norm.copy_from_slice(values)
+            }
+            Weight::MlpNorm(layer) => self.layers[layer].mlp_norm.copy_from_slice(values),
+            Weight::Projection(layer, p) => {
+                self.layers[layer].projections[p as usize].repack(values)
+            }
+            Weight::Norm => self.norm.copy_from_slice(values),
+            Weight::Head => {
+                if let Some(head) = &mut self.head {
+                    head.repack(values);
+                }
+            }
+        }
+    }
+
+    /// One weight's values, row-major.
+    pub(super) fn get(&self, weight: Weight) -> Vec<f32> {
+        let matrix = |panels: &Panels| (0..panels.rows()).flat_map(|row| panels.row(row)).collect();
+        match weight {
+            Weight::Embedding => matrix(&self.embedding),
+            Weight::AttentionNorm(layer) => self.layers[layer].attention_norm.clone(),
+            Weight::MlpNorm(layer) => self.layers[layer].mlp_norm.clone(),
+            Weight::Projection(layer, p) => matrix(self.projection(layer, p)),
+            Weight::Norm => self.norm.clone(),
+            Weight::Head => matrix(self.head()),
+        }
+    }
+}

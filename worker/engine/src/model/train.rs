@@ -1,0 +1,318 @@
+//! A model in training: runs batches forward and backward and adds up gradients.
+
+use std::sync::Arc;
+
+use super::{
+    Adapter, Batch, Llama, LossSum, Parameter,
+    backward::{InputGradient, LayerBackward},
+    forward::{Pass, layer_forward},
+    llama::Weight,
+    memory::{Keep, Memory, Plan},
+    trainable::{AdapterWeights, FullWeights, Trainable},
+};
+use crate::{
+    EngineError,
+    device::{ActivationsMut, Buffer, padded_tokens, run},
+    ops::{
+        attention::Sequences,
+        cross_entropy::{cross_entropy_forward, cross_entropy_forward_backward},
+        embedding::{embedding_backward, embedding_forward},
+        linear::{Start, linear_forward},
+        rms_norm::{rms_norm_backward, rms_norm_backward_weight, rms_norm_forward},
+    },
+};
+
+/// A base model with what is trained of it.
+#[derive(Debug)]
+pub struct TrainModel {
+    model: Arc<Llama>,
+    trainable: Trainable,
+    checkpointing: bool,
+    memory: Buffer,
+}
+
+impl TrainModel {
+    /// An adapter to be trained on a frozen model.
+    ///
+    /// # Errors
+    /// What [`Adapter::validate`] says, and [`EngineError::OutOfMemory`].
+    pub fn new(model: Arc<Llama>, adapter: &Adapter) -> Result<Self, EngineError> {
+        let trainable = Trainable::Adapter(AdapterWeights::new(model.config(), adapter)?);
+        Ok(Self::with(model, trainable))
+    }
+
+    /// A model to be trained in all its weights.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub fn full(model: Llama) -> Result<Self, EngineError> {
+        let trainable = Trainable::Full(FullWeights::new(&model)?);
+        Ok(Self::with(Arc::new(model), trainable))
+    }
+
+    fn with(model: Arc<Llama>, trainable: Trainable) -> Self {
+        Self {
+            model,
+            trainable,
+            checkpointing: false,
+            memory: Buffer::empty(),
+        }
+    }
+
+    /// Keeps only the layers' inputs for the backward pass and computes the rest again: less memory, more time.
+    pub fn set_gradient_checkpointing(&mut self, on: bool) {
+        self.checkpointing = on;
+    }
+
+    /// The base model.
+    pub fn model(&self) -> &Arc<Llama> {
+        &self.model
+    }
+
+    /// The pairs as they are now; none in full training.
+    pub fn adapter(&self) -> Option<Adapter> {
+        match &self.trainable {
+            Trainable::Adapter(weights) => Some(weights.adapter()),
+            Trainable::Full(_) => None,
+        }
+    }
+
+    /// What is trained, with its gradients, always in the same order.
+    pub fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
+        if let Trainable::Full(weights) = &mut self.trainable {
+            weights.changed = true;
+        }
+        self.trainable.values_mut().parameters_mut()
+    }
+
+    /// How many values are trained.
+    pub fn trainable_count(&self) -> u64 {
+        self.trainable.values().count()
+    }
+
+    /// Sets all gradients to zero.
+    pub fn zero_gradients(&mut self) {
+        self.trainable.values_mut().zero_gradients();
+    }
+
+    /// Runs a batch forward and backward, and adds the gradients of `scale * nll_sum`.
+    ///
+    /// `dropout_seed` selects the masks of LoRA's dropout: the same seed drops the same values.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`]; the gradients are then as before.
+    pub fn forward_backward(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        dropout_seed: u64,
+    ) -> Result<LossSum, EngineError> {
+        let keep = if self.checkpointing {
+            Keep::Inputs
+        } else {
+            Keep::All
+        };
+        self.with_memory(batch, keep, |model, trainable, plan, mut memory| {
+            let pass = prepare(model, batch, &mut memory, Some(dropout_seed));
+            layers_forward(pass, trainable, batch, &plan, &mut memory);
+            let loss = loss_and_gradient(pass, trainable, batch, scale, &plan, &mut memory);
+            for layer in (0..model.config().num_hidden_layers).rev() {
+                if plan.keep == Keep::Inputs {
+                    layer_forward(pass, trainable, layer, &mut memory.layer(&plan, layer));
+                }
+                let wanted = match layer > 0 || trainable.is_full() {
+                    true => InputGradient::Wanted,
+                    false => InputGradient::Unused,
+                };
+                LayerBackward {
+                    pass,
+                    trainable,
+                    layer,
+                }
+                .run(memory.layer(&plan, layer), wanted);
+            }
+            if let Some(de) = trainable.gradient(Weight::Embedding) {
+                embedding_backward(de, &batch.ids, memory.shared.dx.view());
+            }
+            loss
+        })
+    }
+
+    /// The loss of a batch, without gradients and without dropout.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<LossSum, EngineError> {
+        self.with_memory(
+            batch,
+            Keep::Nothing,
+            |model, trainable, plan, mut memory| {
+                let pass = prepare(model, batch, &mut memory, None);
+                layers_forward(pass, trainable, batch, &plan, &mut memory);
+                let (x, shared) = memory.last(&plan);
+                rms_norm_forward(
+                    &mut shared.n,
+                    shared.rstd,
+                    x,
+                    &model.norm,
+                    model.config().rms_norm_eps,
+                );
+                cross_entropy_forward(
+                    shared.n.view(),
+                    model.head(),
+                    &batch.targets,
+                    shared.scratch,
+                )
+            },
+        )
+    }
+
+    /// The logits of every token, row-major `[tokens, vocabulary]`: large, for tests and small inputs.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
+    pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, EngineError> {
+        self.with_memory(
+            batch,
+            Keep::Nothing,
+            |model, trainable, plan, mut memory| {
+                let pass = prepare(model, batch, &mut memory, None);
+                layers_forward(pass, trainable, batch, &plan, &mut memory);
+                let (x, shared) = memory.last(&plan);
+                rms_norm_forward(
+                    &mut shared.n,
+                    shared.rstd,
+                    x,
+                    &model.norm,
+                    model.config().rms_norm_eps,
+                );
+                let vocabulary = model.config().vocab_size;
+                let mut logits = vec![0.0; padded_tokens(batch.tokens()) * vocabulary];
+                let mut logits = ActivationsMut::new(&mut logits, vocabulary);
+                linear_forward(
+                    &mut logits,
+                    Start::Zero,
+                    shared.n.view(),
+                    model.head(),
+                    None,
+                    &mut [],
+                );
+                logits.view().to_rows(batch.tokens())
+            },
+        )
+    }
+
+    /// Checks the batch, brings the model up to date, and calls `work` with memory for the batch, on the engine's
+    /// threads.
+    fn with_memory<R: Send>(
+        &mut self,
+        batch: &Batch,
+        keep: Keep,
+        work: impl FnOnce(&Llama, &mut Trainable, Plan<'_>, Memory<'_>) -> R + Send,
+    ) -> Result<R, EngineError> {
+        batch.validate(self.model.config())?;
+        if let Trainable::Full(weights) = &mut self.trainable {
+            let model =
+                Arc::get_mut(&mut self.model).ok_or_else(|| EngineError::InvalidSetting {
+                    field: "use_peft",
+                    message: "the model is used elsewhere while all its weights are trained"
+                        .to_owned(),
+                })?;
+            weights.pack_into(model);
+        }
+        let ranks = self.trainable.ranks().to_vec();
+        let plan = Plan {
+            model: &self.model,
+            tokens: padded_tokens(batch.tokens()),
+            ranks: &ranks,
+            dropout: self.trainable.dropout(),
+            full: self.trainable.is_full(),
+            keep,
+        };
+        self.memory.reserve(plan.len())?;
+        let memory = plan.carve(self.memory.as_mut_slice());
+        let (model, trainable) = (&*self.model, &mut self.trainable);
+        Ok(run(|| work(model, trainable, plan, memory)))
+    }
+}
+
+/// Writes down where sequences start and which angles positions have.
+pub(super) fn prepare<'p, 'm: 'p>(
+    model: &'p Llama,
+    batch: &'p Batch,
+    memory: &mut Memory<'m>,
+    dropout_seed: Option<u64>,
+) -> Pass<'p> {
+    let starts = std::mem::take(&mut memory.shared.starts);
+    let angles = std::mem::take(&mut memory.shared.angles);
+    Pass {
+        model,
+        sequences: Sequences::new(starts, &batch.offsets),
+        angles: model.rotary.angles(angles, &batch.positions),
+        dropout_seed,
+    }
+}
+
+/// From token ids to the last layer's output.
+fn layers_forward(
+    pass: Pass<'_>,
+    trainable: &Trainable,
+    batch: &Batch,
+    plan: &Plan<'_>,
+    memory: &mut Memory<'_>,
+) {
+    embedding_forward(
+        &mut memory.input(plan, 0),
+        &batch.ids,
+        &pass.model.embedding,
+    );
+    for layer in 0..pass.model.config().num_hidden_layers {
+        layer_forward(pass, trainable, layer, &mut memory.layer(plan, layer));
+    }
+}
+
+/// The loss, and its gradient by the last layer's output in `dx`.
+fn loss_and_gradient(
+    pass: Pass<'_>,
+    trainable: &mut Trainable,
+    batch: &Batch,
+    scale: f32,
+    plan: &Plan<'_>,
+    memory: &mut Memory<'_>,
+) -> LossSum {
+    let model = pass.model;
+    let (x, shared) = memory.last(plan);
+    rms_norm_forward(
+        &mut shared.n,
+        shared.rstd,
+        x,
+        &model.norm,
+        model.config().rms_norm_eps,
+    );
+    let head = if model.head.is_some() {
+        Weight::Head
+    } else {
+        Weight::Embedding
+    };
+    let loss = cross_entropy_forward_backward(
+        &mut shared.dn,
+        trainable.gradient(head),
+        shared.n.view(),
+        model.head(),
+        &batch.targets,
+        scale,
+        shared.scratch,
+    );
+    if let Some(dw) = trainable.gradient(Weight::Norm) {
+        rms_norm_backward_weight(dw, shared.dn.view(), x, shared.rstd);
+    }
+    shared.dx.data().fill(0.0);
+    rms_norm_backward(
+        &mut shared.dx,
+        shared.dn.view(),
+        x,
+        shared.rstd,
+        &model.norm,
+    );
+    loss
+}

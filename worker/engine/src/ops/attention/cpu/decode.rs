@@ -1,0 +1,106 @@
+//! Attention of one new token over a cache of keys and values.
+
+use pulp::{Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{super::Heads, Head};
+use crate::device::{
+    Activations, LANES,
+    math::{dispatch, exp},
+};
+
+/// `o` `[queries * dim]` from the query `q` of the same width over the first `len` tokens of `k` and `v`.
+///
+/// `scores` needs `queries` times the tokens of `len` in whole blocks.
+pub(crate) fn attend_one(
+    o: &mut [f32],
+    q: &[f32],
+    (k, v): (Activations<'_>, Activations<'_>),
+    len: usize,
+    heads: Heads,
+    scores: &mut [f32],
+) {
+    let blocks = len.div_ceil(LANES);
+    let heads_data = o
+        .par_chunks_exact_mut(heads.dim)
+        .zip(q.par_chunks_exact(heads.dim));
+    heads_data
+        .zip(scores.par_chunks_exact_mut(blocks * LANES))
+        .enumerate()
+        .for_each(|(head, ((o, q), scores))| {
+            let key_head = heads.key_of(head);
+            dispatch(AttendOne {
+                o,
+                q,
+                k: Head::new(k, key_head, heads.dim),
+                v: Head::new(v, key_head, heads.dim),
+                len,
+                scale: heads.scale(),
+                scores,
+            });
+        });
+}
+
+struct AttendOne<'a> {
+    o: &'a mut [f32],
+    q: &'a [f32],
+    k: Head<'a>,
+    v: Head<'a>,
+    len: usize,
+    scale: f32,
+    scores: &'a mut [f32],
+}
+
+impl WithSimd for AttendOne<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let zero = simd.splat_f32s(0.0);
+        let scale = simd.splat_f32s(self.scale);
+        for (block, scores) in self.scores.chunks_exact_mut(LANES).enumerate() {
+            let (scores, _) = S::as_mut_simd_f32s(scores);
+            let (keys, _) = S::as_simd_f32s(self.k.block(block));
+            let registers = scores.len();
+            for (register, score) in scores.iter_mut().enumerate() {
+                let products = self
+                    .q
+                    .iter()
+                    .zip(keys[register..].iter().step_by(registers));
+                let dot = products.fold(zero, |sum, (q, k)| {
+                    simd.mul_add_f32s(simd.splat_f32s(*q), *k, sum)
+                });
+                *score = simd.mul_f32s(dot, scale);
+            }
+        }
+        let maximum = self.scores[..self.len]
+            .iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = zero;
+        let tail = self.scores.len() - self.len;
+        for score in S::as_mut_simd_f32s(self.scores).0 {
+            *score = exp(simd, simd.sub_f32s(*score, simd.splat_f32s(maximum)));
+        }
+        let len = self.scores.len();
+        self.scores[len - tail..].fill(0.0);
+        for score in S::as_simd_f32s(self.scores).0 {
+            sum = simd.add_f32s(sum, *score);
+        }
+        let inverse = 1.0 / simd.reduce_sum_f32s(sum);
+        for (feature, o) in self.o.iter_mut().enumerate() {
+            let mut sum = zero;
+            for (block, scores) in self.scores.chunks_exact(LANES).enumerate() {
+                let values = &self.v.block(block)[feature * LANES..][..LANES];
+                let pairs = S::as_simd_f32s(values)
+                    .0
+                    .iter()
+                    .zip(S::as_simd_f32s(scores).0);
+                for (value, score) in pairs {
+                    sum = simd.mul_add_f32s(*value, *score, sum);
+                }
+            }
+            *o = simd.reduce_sum_f32s(sum) * inverse;
+        }
+    }
+}

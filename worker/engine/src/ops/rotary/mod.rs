@@ -1,0 +1,199 @@
+//! Rotary position embedding: pairs of features of each head turned by an angle that grows with the position.
+//!
+//! ```text
+//! angle = position * frequency[i]        for i < head_dim / 2, features i and i + head_dim / 2
+//! y[i]         = x[i] * cos(angle) - x[i + half] * sin(angle)
+//! y[i + half]  = x[i + half] * cos(angle) + x[i] * sin(angle)
+//! ```
+//! The gradient is the same turned back.
+
+mod cpu;
+
+use crate::{
+    device::{ActivationsMut, LANES, padded_tokens},
+    model::{ModelConfig, RopeScaling},
+};
+
+/// The frequencies of a model's rotary embedding.
+#[derive(Debug, Clone)]
+pub struct Rotary {
+    frequencies: Vec<f32>,
+}
+
+/// Cosines and sines for the tokens of one batch, `[tokens, head_dim / 2]` in the layout of activations.
+#[derive(Debug, Clone, Copy)]
+pub struct Angles<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Rotary {
+    /// Frequencies by a model's configuration.
+    pub fn new(config: &ModelConfig) -> Self {
+        let half = config.head_dim / 2;
+        let base = |i: usize| {
+            config
+                .rope_theta
+                .powf(-2.0 * i as f64 / config.head_dim as f64)
+        };
+        let frequencies = (0..half).map(|i| scaled(base(i), config.rope_scaling) as f32);
+        Self {
+            frequencies: frequencies.collect(),
+        }
+    }
+
+    /// Radians per position, one for each pair of features.
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
+    /// Values of storage that [`Rotary::angles`] needs.
+    pub fn storage(&self, tokens: usize) -> usize {
+        2 * padded_tokens(tokens) * self.frequencies.len()
+    }
+
+    /// Fills `storage` with the cosines and sines of `positions`.
+    pub fn angles<'a>(&self, storage: &'a mut [f32], positions: &[u32]) -> Angles<'a> {
+        let (cos, sin) = storage[..self.storage(positions.len())]
+            .split_at_mut(self.storage(positions.len()) / 2);
+        cpu::angles(cos, sin, positions, &self.frequencies);
+        Angles { cos, sin }
+    }
+}
+
+/// One frequency, stretched for longer contexts.
+fn scaled(frequency: f64, scaling: RopeScaling) -> f64 {
+    match scaling {
+        RopeScaling::Default => frequency,
+        RopeScaling::Linear { factor } => frequency / factor,
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } => {
+            let original = original_max_position_embeddings as f64;
+            let turns = original * frequency / std::f64::consts::TAU;
+            // 0 at wavelengths to be stretched in full, 1 at those to be kept.
+            let kept =
+                ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+            frequency / factor * (1.0 - kept) + frequency * kept
+        }
+    }
+}
+
+/// Turns `x` `[tokens, heads * head_dim]` in place.
+pub fn rotary_forward(x: &mut ActivationsMut<'_>, angles: Angles<'_>) {
+    cpu::turn(x, angles, 1.0);
+}
+
+/// Turns `x` `[heads * head_dim]` of one token in place.
+pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
+    let half = rotary.frequencies.len();
+    for (i, frequency) in rotary.frequencies.iter().enumerate() {
+        let (sin, cos) = angle(position, *frequency);
+        for head in x.chunks_exact_mut(2 * half) {
+            (head[i], head[i + half]) = (
+                head[i] * cos - head[i + half] * sin,
+                head[i + half] * cos + head[i] * sin,
+            );
+        }
+    }
+}
+
+/// Sine and cosine; the angle is rounded to f32 as in the reference, its sine and cosine are not.
+fn angle(position: u32, frequency: f32) -> (f32, f32) {
+    let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+    (sin as f32, cos as f32)
+}
+
+/// Turns the gradient `dx` back in place.
+pub fn rotary_backward(dx: &mut ActivationsMut<'_>, angles: Angles<'_>) {
+    cpu::turn(dx, angles, -1.0);
+}
+
+impl Angles<'_> {
+    /// Cosines and sines of one block, `[head_dim / 2][lane]`.
+    fn block(&self, block: usize, half: usize) -> (&[f32], &[f32]) {
+        let range = block * half * LANES..(block + 1) * half * LANES;
+        (&self.cos[range.clone()], &self.sin[range])
+    }
+
+    fn half(&self, blocks: usize) -> usize {
+        self.cos.len() / (blocks * LANES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::ModelConfig,
+        ops::test_values::{Checked, blocks, values},
+    };
+
+    fn config(rope_scaling: RopeScaling) -> ModelConfig {
+        ModelConfig {
+            vocab_size: 8,
+            hidden_size: 8,
+            intermediate_size: 8,
+            num_hidden_layers: 1,
+            num_attention_heads: 1,
+            num_key_value_heads: 1,
+            head_dim: 8,
+            max_position_embeddings: 64,
+            rms_norm_eps: 1e-5,
+            rope_theta: 100.0,
+            rope_scaling,
+            tie_word_embeddings: true,
+        }
+    }
+
+    #[test]
+    fn forward_and_gradient_agree_with_finite_differences() {
+        let (tokens, heads, head_dim) = (34, 2, 8);
+        let rotary = Rotary::new(&config(RopeScaling::Default));
+        let positions: Vec<u32> = (0..tokens as u32).map(|t| t % 20).collect();
+        let width = heads * head_dim;
+        let (x, dy) = (values(1, tokens * width), values(2, tokens * width));
+        let reference = |inputs: &[Vec<f64>]| -> Vec<f64> {
+            let mut y = inputs[0].clone();
+            for (token, position) in positions.iter().enumerate() {
+                for head in 0..heads {
+                    for i in 0..head_dim / 2 {
+                        let angle =
+                            f64::from(*position) * 100f64.powf(-2.0 * i as f64 / head_dim as f64);
+                        let a = token * width + head * head_dim + i;
+                        let b = a + head_dim / 2;
+                        (y[a], y[b]) = (
+                            y[a] * angle.cos() - y[b] * angle.sin(),
+                            y[b] * angle.cos() + y[a] * angle.sin(),
+                        );
+                    }
+                }
+            }
+            y
+        };
+        let mut storage = vec![f32::NAN; rotary.storage(tokens)];
+        let angles = rotary.angles(&mut storage, &positions);
+        let (mut y, mut dx) = (blocks(&x, tokens), blocks(&dy, tokens));
+        let (mut y, mut dx) = (
+            ActivationsMut::new(&mut y, width),
+            ActivationsMut::new(&mut dx, width),
+        );
+        rotary_forward(&mut y, angles);
+        rotary_backward(&mut dx, angles);
+        Checked::new(&y.view().to_rows(tokens), 3e-6)
+            .forward(reference, &[&x])
+            .gradients(&dy, &[&dx.view().to_rows(tokens)], 3e-6);
+    }
+
+    #[test]
+    fn linear_scaling_divides_every_frequency() {
+        let plain = Rotary::new(&config(RopeScaling::Default));
+        let linear = Rotary::new(&config(RopeScaling::Linear { factor: 4.0 }));
+        for (plain, linear) in plain.frequencies().iter().zip(linear.frequencies()) {
+            assert_eq!(plain / 4.0, *linear);
+        }
+    }
+}

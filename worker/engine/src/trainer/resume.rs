@@ -1,0 +1,102 @@
+//! The checkpoint that a run goes on from, and whether it is one of that run.
+
+use std::path::Path;
+
+use chrono::{DateTime, Local};
+use serde_json::Value;
+
+use super::{LogLevel, TrainingRun};
+use crate::EngineError;
+use crate::adapter::{self, AdapterConfig};
+use crate::checkpoint::{Manifest, OPTIMIZER, RunIdentity, TrainerState};
+use crate::model::{Adapter, TrainModel};
+use crate::optimizer::Optimizer;
+
+/// A complete checkpoint, opened.
+pub(super) struct Resumed<'a> {
+    folder: &'a Path,
+    pub(super) state: TrainerState,
+}
+
+impl<'a> Resumed<'a> {
+    /// Checks the folder's files and reads the trainer's state.
+    pub(super) fn open(folder: &'a Path) -> Result<Self, EngineError> {
+        Manifest::check(folder)?;
+        Ok(Self {
+            folder,
+            state: TrainerState::read(folder)?,
+        })
+    }
+
+    /// What chat templates were told to be the time.
+    pub(super) fn chat_time(&self) -> Result<DateTime<Local>, EngineError> {
+        match DateTime::parse_from_rfc3339(&self.state.chat_time) {
+            Ok(time) => Ok(time.with_timezone(&Local)),
+            Err(error) => Err(self.invalid(format!("chat_time: {error}"))),
+        }
+    }
+
+    /// The adapter, where the checkpoint is one of this run. Settings that have changed since are named
+    /// in the log.
+    pub(super) fn adapter(
+        &self,
+        run: &TrainingRun<'_>,
+        wanted: &AdapterConfig,
+        identity: &RunIdentity,
+        log: &mut dyn FnMut(LogLevel, String),
+    ) -> Result<Adapter, EngineError> {
+        let before = &self.state.run;
+        if (&before.dataset_sha256, before.examples)
+            != (&identity.dataset_sha256, identity.examples)
+        {
+            return Err(self.invalid("it was trained on another data set".into()));
+        }
+        if before.base_model != identity.base_model {
+            return Err(self.invalid(format!(
+                "it belongs to the base model {}",
+                before.base_model
+            )));
+        }
+        for (field, value) in &identity.config {
+            let was = before.config.get(field).unwrap_or(&Value::Null);
+            if was != value && field != "resume_from_checkpoint" {
+                let line = format!(
+                    "{field} was {was} up to step {} and is {value} from now on",
+                    self.state.step
+                );
+                log(LogLevel::Warning, line);
+            }
+        }
+        let (adapter, saved) = adapter::load(self.folder, &run.model.config)?;
+        let targets = |config: &AdapterConfig| config.targets(&run.model.config);
+        if targets(&saved) != targets(wanted) {
+            return Err(self.invalid(
+                "its adapter has other layers, ranks or scales than the config asks for".into(),
+            ));
+        }
+        Ok(Adapter {
+            dropout: wanted.lora_dropout as f32,
+            ..adapter
+        })
+    }
+
+    /// Takes the optimizer's moments up.
+    pub(super) fn restore(
+        &self,
+        optimizer: &mut Optimizer,
+        model: &mut TrainModel,
+    ) -> Result<(), EngineError> {
+        optimizer.restore(
+            &self.folder.join(OPTIMIZER),
+            &model.parameters_mut(),
+            self.state.updates,
+        )
+    }
+
+    fn invalid(&self, message: String) -> EngineError {
+        EngineError::InvalidCheckpoint {
+            path: self.folder.to_owned(),
+            message,
+        }
+    }
+}

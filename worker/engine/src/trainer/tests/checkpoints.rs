@@ -1,0 +1,215 @@
+//! Checkpoints of runs, going on from them, and runs that fail.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::checkpoint::newest_complete;
+
+/// Promise P9.
+#[test]
+fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
+    let settings = || TrainingConfig {
+        epochs: 3,
+        lora_dropout: 0.1,
+        save_steps: 5,
+        weight_decay: 0.01,
+        ..config()
+    };
+    let (whole, parts) = (Bench::new(12), Bench::new(12));
+    let expected = whole.run(settings());
+    let first = parts.run_until(settings(), None, 8);
+    let Ok(TrainingOutcome::Stopped {
+        step: 8,
+        checkpoint: Some(checkpoint),
+    }) = first.outcome
+    else {
+        panic!("{:?}", first.outcome)
+    };
+    assert_eq!(
+        (checkpoint.as_path(), first.saved),
+        (parts.checkpoint(8).as_path(), vec![5, 8])
+    );
+    let second = parts.run_until(settings(), Some(checkpoint), u64::MAX);
+    assert_eq!(second.started.unwrap().resumed_from_step, 8);
+    let figures = |steps: &[StepReport]| -> Vec<_> {
+        steps
+            .iter()
+            .map(|step| {
+                (
+                    step.step,
+                    step.epoch,
+                    step.loss,
+                    step.loss_ema,
+                    step.grad_norm,
+                    step.learning_rate,
+                )
+            })
+            .collect()
+    };
+    assert_eq!(figures(&first.steps), figures(&expected.steps[..8]));
+    assert_eq!(figures(&second.steps), figures(&expected.steps[8..]));
+    assert_eq!(parts.published(), whole.published());
+    assert!(
+        second.log.iter().all(|line| !line.contains("from now on")),
+        "{:?}",
+        second.log
+    );
+}
+
+#[test]
+fn a_run_stopped_before_its_first_step_leaves_no_checkpoint() {
+    let bench = Bench::new(4);
+    let told = bench.run_until(config(), None, 0);
+    assert!(matches!(
+        told.outcome,
+        Ok(TrainingOutcome::Stopped {
+            step: 0,
+            checkpoint: None
+        })
+    ));
+    assert!(!bench.output.path().join(CHECKPOINTS).exists());
+}
+
+#[test]
+fn a_run_that_goes_on_and_is_stopped_at_once_is_where_it_was() {
+    let bench = Bench::new(6);
+    bench.run_until(config(), None, 1);
+    let told = bench.run_until(config(), Some(bench.checkpoint(1)), 0);
+    let Ok(TrainingOutcome::Stopped {
+        step: 1,
+        checkpoint,
+    }) = told.outcome
+    else {
+        panic!("{:?}", told.outcome)
+    };
+    assert_eq!(checkpoint, Some(bench.checkpoint(1)));
+}
+
+#[test]
+fn a_finished_run_that_is_gone_on_from_is_published_again_without_a_step() {
+    let bench = Bench::new(4);
+    let told = bench.run_until(config(), None, 2);
+    assert!(
+        matches!(&told.outcome, Ok(TrainingOutcome::Completed { .. })),
+        "the stop came after the last step"
+    );
+    let settings = || TrainingConfig {
+        save_steps: 1,
+        ..config()
+    };
+    let bench = Bench::new(4);
+    bench.run(settings());
+    let again = bench.run_until(
+        TrainingConfig {
+            max_steps: Some(1),
+            ..settings()
+        },
+        Some(bench.checkpoint(1)),
+        u64::MAX,
+    );
+    assert!(again.steps.is_empty());
+    assert!(matches!(
+        again.outcome,
+        Ok(TrainingOutcome::Completed { total_steps: 1, .. })
+    ));
+}
+
+#[test]
+fn only_so_many_checkpoints_are_kept_and_none_is_saved_at_the_very_end() {
+    let bench = Bench::new(12);
+    let told = bench.run(TrainingConfig {
+        save_steps: 1,
+        save_total_limit: 2,
+        ..config()
+    });
+    assert_eq!(told.saved, [1, 2, 3, 4, 5]);
+    let left: BTreeSet<String> = std::fs::read_dir(bench.output.path().join(CHECKPOINTS))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(left, ["step-4".to_owned(), "step-5".to_owned()].into());
+}
+
+#[test]
+fn g077_a_run_that_diverges_ends_with_its_last_finite_checkpoint_and_publishes_nothing() {
+    let bench = Bench::new(20);
+    let told = bench.run(TrainingConfig {
+        learning_rate: 1e30,
+        warmup_ratio: 0.0,
+        save_steps: 1,
+        ..config()
+    });
+    let Err(EngineError::Diverged { step, .. }) = told.outcome else {
+        panic!("{:?}", told.outcome)
+    };
+    let skipped: Vec<&StepReport> = told.steps.iter().filter(|step| step.skipped).collect();
+    assert_eq!((skipped.len(), told.steps.last().unwrap().step), (3, step));
+    assert!(
+        skipped.iter().all(|step| step.grad_norm.is_none()),
+        "null, not NaN"
+    );
+    assert!(!bench.output.path().join(FINAL).exists());
+    let newest = newest_complete(&bench.output.path().join(CHECKPOINTS))
+        .unwrap()
+        .folder
+        .unwrap();
+    assert!(weights(&newest).iter().all(|x| x.is_finite()));
+    assert!(told.log.iter().any(|line| line.contains("are not finite")));
+}
+
+#[test]
+fn a_checkpoint_of_another_run_is_refused_and_changed_settings_are_named() {
+    let mut bench = Bench::new(6);
+    bench.run_until(config(), None, 1);
+    let from = || Some(bench.checkpoint(1));
+    let refused = |told: Told, why: &str| {
+        let error = told.outcome.unwrap_err().to_string();
+        assert!(error.contains(why), "{error}");
+    };
+    refused(
+        bench.run_until(
+            TrainingConfig {
+                lora_r: 2,
+                ..config()
+            },
+            from(),
+            9,
+        ),
+        "other layers, ranks or scales",
+    );
+    let told = bench.run_until(
+        TrainingConfig {
+            learning_rate: 1e-3,
+            ..config()
+        },
+        from(),
+        9,
+    );
+    assert!(told.outcome.is_ok());
+    assert!(
+        told.log
+            .contains(&"learning_rate was 0.01 up to step 1 and is 0.001 from now on".to_owned()),
+        "{:?}",
+        told.log
+    );
+    let checkpoint = from();
+    bench.rows += "{\"text\":\"one more\"}\n";
+    refused(bench.run_until(config(), checkpoint, 9), "another data set");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_an_error_that_names_it() {
+    let bench = Bench::new(6);
+    std::fs::write(bench.output.path().join(CHECKPOINTS), b"a file in the way").unwrap();
+    let told = bench.run(TrainingConfig {
+        save_steps: 1,
+        ..config()
+    });
+    let Err(EngineError::Io { action, path, .. }) = told.outcome else {
+        panic!("{:?}", told.outcome)
+    };
+    assert_eq!(
+        (action, path),
+        ("write", bench.output.path().join(CHECKPOINTS))
+    );
+}

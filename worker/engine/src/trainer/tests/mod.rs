@@ -1,0 +1,142 @@
+//! Whole runs on a tiny model: steps, figures, checkpoints, going on, and how runs end.
+
+mod checkpoints;
+mod steps;
+
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::checkpoint::Manifest;
+use crate::golden;
+use crate::weights::SafetensorsFile;
+
+/// A model, a data set and a place for results.
+struct Bench {
+    model: TempDir,
+    output: TempDir,
+    rows: String,
+}
+
+/// What a run told.
+struct Told {
+    outcome: Result<TrainingOutcome, EngineError>,
+    steps: Vec<StepReport>,
+    saved: Vec<u64>,
+    started: Option<Started>,
+    log: Vec<String>,
+}
+
+impl Bench {
+    /// Chats of different lengths.
+    fn new(rows: usize) -> Self {
+        let mut text = String::new();
+        for row in 0..rows {
+            let (question, answer) = (
+                "what ".repeat(1 + row % 3),
+                format!("answer {row}{}", "!".repeat(row % 5)),
+            );
+            let chat = json!({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]});
+            writeln!(text, "{chat}").unwrap();
+        }
+        Self {
+            model: golden::model_with_tokenizer("tied"),
+            output: tempfile::tempdir().unwrap(),
+            rows: text,
+        }
+    }
+
+    fn run(&self, config: TrainingConfig) -> Told {
+        self.run_until(config, None, u64::MAX)
+    }
+
+    /// Runs, from a checkpoint where one is given, and stops once `last_step` is done.
+    fn run_until(
+        &self,
+        config: TrainingConfig,
+        resume_from: Option<PathBuf>,
+        last_step: u64,
+    ) -> Told {
+        let dataset = self.output.path().join("rows.jsonl");
+        std::fs::write(&dataset, &self.rows).unwrap();
+        let model = ModelFiles::open(self.model.path()).unwrap();
+        let run = TrainingRun {
+            model: &model,
+            base_model: "test/tiny".into(),
+            dataset,
+            max_bad_rows: 0,
+            config,
+            output_dir: self.output.path().to_owned(),
+            resume_from,
+        };
+        let done = Cell::new(0);
+        let mut told = Told {
+            outcome: Ok(TrainingOutcome::Stopped {
+                step: 0,
+                checkpoint: None,
+            }),
+            steps: vec![],
+            saved: vec![],
+            started: None,
+            log: vec![],
+        };
+        let outcome = train(
+            &run,
+            &|| done.get() >= last_step,
+            &mut |event| match event {
+                TrainingEvent::Started(started) => told.started = Some(started),
+                TrainingEvent::Step(step) => {
+                    done.set(step.step);
+                    told.steps.push(step);
+                }
+                TrainingEvent::CheckpointSaved(saved) => told.saved.push(saved.step),
+                TrainingEvent::Log { line, .. } => told.log.push(line),
+            },
+        );
+        told.outcome = outcome;
+        told
+    }
+
+    fn checkpoint(&self, step: u64) -> PathBuf {
+        self.output
+            .path()
+            .join(CHECKPOINTS)
+            .join(format!("step-{step}"))
+    }
+
+    /// The weights of the published adapter, in the order of their names.
+    fn published(&self) -> Vec<f32> {
+        weights(&self.output.path().join(FINAL))
+    }
+}
+
+fn weights(folder: &Path) -> Vec<f32> {
+    let file = SafetensorsFile::open(&folder.join(adapter::ADAPTER_WEIGHTS)).unwrap();
+    let names: Vec<String> = file.names().map(str::to_owned).collect();
+    names
+        .iter()
+        .flat_map(|name| file.tensor(name).unwrap())
+        .collect()
+}
+
+fn config() -> TrainingConfig {
+    TrainingConfig {
+        packing: false,
+        epochs: 1,
+        batch_size: 2,
+        learning_rate: 1e-2,
+        lora_r: 4,
+        lora_alpha: 8.0,
+        max_length: 128,
+        seed: 7,
+        ..TrainingConfig::default()
+    }
+}
+
+fn losses(steps: &[StepReport]) -> Vec<f64> {
+    steps.iter().map(|step| step.loss.unwrap()).collect()
+}

@@ -1,0 +1,190 @@
+//! One safetensors file, mapped and checked as a whole before any of it is used.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+
+use crate::EngineError;
+use crate::device::MappedFile;
+
+/// A file of named tensors.
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    file: MappedFile,
+    tensors: BTreeMap<String, Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+impl SafetensorsFile {
+    /// Maps the file and checks its header against its bytes: lengths, shapes, overlaps, holes, names.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidModel`] naming the file and what is wrong with it.
+    pub fn open(path: &Path) -> Result<Self, EngineError> {
+        let file = MappedFile::open(path).map_err(|error| EngineError::io("read", path, error))?;
+        let invalid = |message: String| EngineError::InvalidModel {
+            path: path.to_owned(),
+            message,
+        };
+        let (header_bytes, header) =
+            SafeTensors::read_metadata(&file).map_err(|error| invalid(reason(&error, &file)))?;
+        check_names(&file[8..8 + header_bytes]).map_err(invalid)?;
+        let data = 8 + header_bytes;
+        let entry = |name: &String| {
+            let info = header.info(name)?;
+            let (start, end) = info.data_offsets;
+            let entry = Entry {
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                start: data + start,
+                end: data + end,
+            };
+            Some((name.clone(), entry))
+        };
+        let tensors = header.offset_keys().iter().filter_map(entry).collect();
+        let metadata = header
+            .metadata()
+            .iter()
+            .flatten()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            tensors,
+            metadata,
+        })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives the memory back that tensors take up which were read.
+    pub fn release_memory(&self) {
+        self.file.release();
+    }
+
+    /// Names of all tensors, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The file's own remarks, as `format`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// A tensor's shape, if the file holds it.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.tensors.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// A tensor's values as `f32`, row-major.
+    ///
+    /// # Errors
+    /// [`EngineError::MissingTensor`], or [`EngineError::InvalidModel`] where it is neither F32, F16
+    /// nor BF16.
+    pub fn tensor(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+        let entry = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| EngineError::MissingTensor {
+                name: name.to_owned(),
+            })?;
+        let bytes = &self.file[entry.start..entry.end];
+        Ok(match entry.dtype {
+            Dtype::F32 => bytes
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect(),
+            Dtype::F16 => bytes
+                .chunks_exact(2)
+                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            Dtype::BF16 => bytes
+                .chunks_exact(2)
+                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
+                .collect(),
+            other => {
+                return Err(EngineError::InvalidModel {
+                    path: self.path.clone(),
+                    message: format!(
+                        "tensor {name}: type {other:?} is not supported (F32, F16 and BF16 are)"
+                    ),
+                });
+            }
+        })
+    }
+}
+
+/// What the format's own reader found, in words for people.
+fn reason(error: &SafeTensorError, file: &[u8]) -> String {
+    match error {
+        SafeTensorError::HeaderTooSmall => {
+            format!("incomplete or corrupt: only {} bytes", file.len())
+        }
+        SafeTensorError::HeaderTooLarge => "corrupt: its header claims to be over 100 MB".into(),
+        SafeTensorError::InvalidHeaderLength => {
+            "incomplete or corrupt: cut off inside its header".into()
+        }
+        SafeTensorError::MetadataIncompleteBuffer => {
+            "incomplete or corrupt: its tensors do not take up exactly the bytes that are there"
+                .into()
+        }
+        SafeTensorError::TensorInvalidInfo | SafeTensorError::ValidationOverflow => {
+            "corrupt: a tensor's size does not match shape and dtype".into()
+        }
+        SafeTensorError::InvalidOffset(name) => {
+            format!(
+                "corrupt: overlap or hole: tensor {name} does not begin where the one before it ends"
+            )
+        }
+        other => format!("corrupt: {other}"),
+    }
+}
+
+/// The format's reader lets the last of two tensors of one name win; readers differ, so neither is taken.
+fn check_names(header: &[u8]) -> Result<(), String> {
+    struct UniqueNames;
+    impl<'de> Visitor<'de> for UniqueNames {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of tensors")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<String>, A::Error> {
+            let mut seen = HashSet::new();
+            while let Some(name) = map.next_key::<String>()? {
+                map.next_value::<IgnoredAny>()?;
+                if !seen.insert(name.clone()) {
+                    return Ok(Some(name));
+                }
+            }
+            Ok(None)
+        }
+    }
+    let mut reader = serde_json::Deserializer::from_slice(header);
+    match reader.deserialize_map(UniqueNames) {
+        Ok(None) => Ok(()),
+        Ok(Some(name)) => Err(format!(
+            "corrupt: duplicate key: tensor {name} stands twice"
+        )),
+        Err(error) => Err(format!("corrupt: {error}")),
+    }
+}
