@@ -32,7 +32,7 @@ pub struct RowReport {
     pub untrainable_rows: u64,
     /// Bad rows.
     pub bad_rows: u64,
-    /// The first [`MAX_KEPT_PROBLEMS`] bad rows.
+    /// The first [`MAX_KEPT_PROBLEMS`] bad rows and, behind them, the first rows with nothing to train on.
     pub problems: Vec<LineProblem>,
 }
 
@@ -69,11 +69,42 @@ impl RowReport {
     }
 }
 
+/// What is told of a good row that training would drop.
+const NOTHING_TO_TRAIN_ON: &str = "nothing to train on: no answer, completion or text that is more than white space; dropped in training";
+
 /// Checks a file's rows as its bytes come, in bounded memory.
 #[derive(Debug, Default)]
 pub struct RowChecker {
     lines: LineSplitter,
+    found: Found,
+}
+
+#[derive(Debug, Default)]
+struct Found {
     report: RowReport,
+    /// The first rows with nothing to train on, by line.
+    untrainable: Vec<u64>,
+}
+
+impl Found {
+    fn record(&mut self, number: u64, line: Result<&[u8], LineOverLimit>) {
+        let row = self.report.record(number, line);
+        let is_untrainable = row.is_some_and(|row| !row.is_trainable());
+        if is_untrainable && self.untrainable.len() < MAX_KEPT_PROBLEMS {
+            self.untrainable.push(number);
+        }
+    }
+
+    fn report(self) -> RowReport {
+        let mut report = self.report;
+        let room = MAX_KEPT_PROBLEMS.saturating_sub(report.problems.len());
+        let untrainable = self.untrainable.into_iter().take(room);
+        report.problems.extend(untrainable.map(|line| LineProblem {
+            line,
+            message: NOTHING_TO_TRAIN_ON.to_owned(),
+        }));
+        report
+    }
 }
 
 impl RowChecker {
@@ -84,24 +115,16 @@ impl RowChecker {
 
     /// Takes the file's next bytes.
     pub fn feed(&mut self, chunk: &[u8]) {
-        let report = &mut self.report;
-        self.lines.feed(chunk, |number, line| {
-            report.record(number, line);
-        });
-    }
-
-    /// What was found so far.
-    pub const fn report(&self) -> &RowReport {
-        &self.report
+        let found = &mut self.found;
+        self.lines
+            .feed(chunk, |number, line| found.record(number, line));
     }
 
     /// The report on the whole file.
     pub fn finish(self) -> RowReport {
-        let mut report = self.report;
-        self.lines.finish(|number, line| {
-            report.record(number, line);
-        });
-        report
+        let mut found = self.found;
+        self.lines.finish(|number, line| found.record(number, line));
+        found.report()
     }
 }
 
@@ -172,16 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn g069_rows_without_an_answer_are_counted() {
-        let report = check(b"{\"text\":\" \"}\n{\"text\":\"a\"}\n");
+    fn g069_rows_without_an_answer_are_counted_and_named_by_line() {
+        let report = check(
+            b"{\"text\":\" \"}\n{\"text\":\"a\"}\nno\n{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]}\n",
+        );
         assert_eq!(
             (
                 report.rows,
                 report.untrainable_rows,
                 report.trainable_rows()
             ),
-            (2, 1, 1)
+            (3, 2, 1)
         );
+        let lines: Vec<u64> = report.problems.iter().map(|problem| problem.line).collect();
+        assert_eq!(lines, [3, 1, 4], "bad rows first");
+        assert_eq!(report.problems[1].message, NOTHING_TO_TRAIN_ON);
     }
 
     #[test]

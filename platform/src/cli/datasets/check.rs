@@ -79,11 +79,9 @@ fn report_in_words(report: &Value) -> String {
             cell(problem, "/message")
         ));
     }
-    if bad_rows > problems.len() as u64 {
-        words.push_str(&format!(
-            "\n  and {} more",
-            bad_rows - problems.len() as u64
-        ));
+    let all = bad_rows + report["untrainable_rows"].as_u64().unwrap_or(0);
+    if all > problems.len() as u64 {
+        words.push_str(&format!("\n  and {} more", all - problems.len() as u64));
     }
     if report["rows"].as_u64() == report["untrainable_rows"].as_u64() {
         words.push_str("\nthere is nothing to train on");
