@@ -45,6 +45,8 @@ pub enum ErrorCode {
     LengthRequired,
     /// The body is larger than what is allowed.
     TooLarge,
+    /// Path and headers are larger than what is allowed.
+    HeadTooLarge,
     /// The body has another type than the one asked for.
     UnsupportedMediaType,
     /// The range lies outside the object.
@@ -83,6 +85,10 @@ impl ErrorCode {
             Self::Conflict => ("conflict", StatusCode::CONFLICT),
             Self::LengthRequired => ("length_required", StatusCode::LENGTH_REQUIRED),
             Self::TooLarge => ("too_large", StatusCode::PAYLOAD_TOO_LARGE),
+            Self::HeadTooLarge => (
+                "head_too_large",
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            ),
             Self::UnsupportedMediaType => {
                 ("unsupported_media_type", StatusCode::UNSUPPORTED_MEDIA_TYPE)
             }

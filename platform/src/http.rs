@@ -1,6 +1,7 @@
 //! Owns the list of all routes, and how requests outside of it are answered.
 
 mod access_log;
+mod head_limit;
 mod page;
 mod path_id;
 mod query;
@@ -22,6 +23,7 @@ use crate::{
 };
 
 pub use access_log::access_log;
+pub use head_limit::head_limit;
 pub use page::{Page, PageQuery};
 pub use path_id::PathId;
 pub use query::StrictQuery;

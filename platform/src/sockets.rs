@@ -1,9 +1,11 @@
 //! What the WebSockets of workers and dashboards have in common.
 
+pub mod caps;
 mod frame_guard;
 pub mod incoming;
 pub mod outgoing;
 pub mod queue;
+pub mod rate;
 
 use std::time::Duration;
 

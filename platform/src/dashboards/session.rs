@@ -17,8 +17,10 @@ use crate::jobs::actor::{Show, SubscribeRefused};
 use crate::jobs::directory::JobError;
 use crate::server::AppState;
 use crate::sockets::Session;
+use crate::sockets::caps::DashboardPlace;
 use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
+use crate::sockets::rate::OF_DASHBOARD;
 
 /// A dashboard that takes nothing for so long, although something waits, is closed.
 const STALL: Duration = Duration::from_secs(30);
@@ -33,14 +35,20 @@ pub struct DashboardSession {
     incoming: Incoming,
     joined: Option<SessionId>,
     ending: bool,
+    _place: DashboardPlace,
 }
 
 type Context = WebsocketContext<DashboardSession>;
 
 impl DashboardSession {
     /// A session of a user whose token has just been redeemed.
-    pub fn new(state: web::Data<AppState>, owner: WsTokenOwner, outgoing: Outgoing) -> Self {
-        let incoming = Incoming::new(state.config.max_frame_bytes);
+    pub fn new(
+        state: web::Data<AppState>,
+        owner: WsTokenOwner,
+        place: DashboardPlace,
+        outgoing: Outgoing,
+    ) -> Self {
+        let incoming = Incoming::new(state.config.max_frame_bytes, OF_DASHBOARD);
         Self {
             state,
             owner,
@@ -48,6 +56,7 @@ impl DashboardSession {
             incoming,
             joined: None,
             ending: false,
+            _place: place,
         }
     }
 
@@ -187,7 +196,7 @@ impl StreamHandler<Result<WsMessage, ProtocolError>> for DashboardSession {
         if self.outgoing.is_closing() {
             return;
         }
-        match self.incoming.take(frame) {
+        match self.incoming.take(frame, self.state.actors.clock.now()) {
             Received::Text(text) => self.take(&text, context),
             Received::Ping(payload) => self.outgoing.pong(payload),
             Received::Nothing => {}

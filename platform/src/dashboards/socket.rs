@@ -36,6 +36,7 @@ pub struct Token {
     (status = 101, description = "a WebSocket"),
     (status = 400, description = "no WebSocket upgrade"),
     (status = 401, description = "no valid token of that user"),
+    (status = 429, description = "too many dashboards of that user are open"),
 ))]
 pub async fn open(
     state: web::Data<AppState>,
@@ -56,9 +57,10 @@ pub async fn open(
         .write::<_, DatabaseError, _>(move |c| ws_tokens::redeem(c, &token, user, now()))
         .await?
         .ok_or_else(refused)?;
+    let place = state.connection_caps.dashboard(UserId(owner.user_id))?;
     let max_frame_bytes = state.config.max_frame_bytes;
     let (outgoing, frames) = Outgoing::new(MAX_WAITING_BYTES, MAX_WAITING_FRAMES);
-    let session = DashboardSession::new(state, owner, outgoing);
+    let session = DashboardSession::new(state, owner, place, outgoing);
     sockets::start(session, frames, max_frame_bytes, &request, payload)
 }
 

@@ -163,6 +163,28 @@ async fn g035_subscriptions_to_jobs_that_there_are_not_end_in_a_close() {
 }
 
 #[actix_web::test]
+async fn a_dashboard_that_floods_is_closed_with_4429_and_others_go_on() {
+    use futures_util::SinkExt;
+    use tokio_tungstenite::tungstenite::Message;
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let mut calm = admin.dashboard().await;
+    let mut flooding = admin.dashboard().await;
+    for job in 1..30_000 {
+        let frame = json!({"type": "unsubscribe_job", "job_id": job}).to_string();
+        // The platform closes long before all of them have come.
+        if flooding.stream.send(Message::text(frame)).await.is_err() {
+            break;
+        }
+    }
+    assert!(matches!(flooding.closed().await, Some(4429) | None));
+    let job = admin.job(json!({})).await;
+    calm.send(json!({"type": "subscribe_job", "job_id": job}))
+        .await;
+    calm.receive("job_update").await;
+}
+
+#[actix_web::test]
 async fn g038_a_job_id_of_another_type_is_refused_by_name() {
     let platform = Platform::start(CALM).await;
     let admin = platform.admin().await;

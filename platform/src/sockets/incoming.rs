@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
 use trainyard_shared::frame::{MAX_ERRORS_PER_MINUTE, close};
 
+use super::rate::{FrameMeter, FrameRate};
 use crate::clock::Moment;
 
 /// A message may come in so many fragments.
@@ -50,22 +51,27 @@ pub struct Incoming {
     max_bytes: usize,
     fragments: usize,
     collected: BytesMut,
+    meter: FrameMeter,
     errors: VecDeque<Moment>,
 }
 
 impl Incoming {
-    /// For text messages of so many bytes at most.
-    pub fn new(max_bytes: usize) -> Self {
+    /// For text messages of so many bytes at most, in frames that come at most so fast.
+    pub fn new(max_bytes: usize, rate: FrameRate) -> Self {
         Self {
             max_bytes,
             fragments: 0,
             collected: BytesMut::new(),
+            meter: FrameMeter::new(rate),
             errors: VecDeque::new(),
         }
     }
 
     /// Takes one frame in.
-    pub fn take(&mut self, frame: Result<Message, ProtocolError>) -> Received {
+    pub fn take(&mut self, frame: Result<Message, ProtocolError>, now: Moment) -> Received {
+        if !self.meter.take(now) {
+            return fault(close::RATE_LIMITED, "too many messages");
+        }
         match frame {
             Ok(Message::Text(text)) => self.whole(text),
             Ok(Message::Ping(payload)) => Received::Ping(payload),
@@ -163,10 +169,15 @@ fn fault_of(error: &ProtocolError) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rate::OF_WORKER;
     use super::*;
 
     fn part(text: &'static str) -> Bytes {
         Bytes::from_static(text.as_bytes())
+    }
+
+    fn take(incoming: &mut Incoming, frame: Result<Message, ProtocolError>) -> Received {
+        incoming.take(frame, Moment::START)
     }
 
     fn code(received: Received) -> u16 {
@@ -178,19 +189,19 @@ mod tests {
 
     #[test]
     fn g031_a_message_in_fragments_is_put_together() {
-        let mut incoming = Incoming::new(300_000);
+        let mut incoming = Incoming::new(300_000, OF_WORKER);
         let first = Message::Continuation(Item::FirstText(part("\u{00fc}b")));
-        assert_eq!(incoming.take(Ok(first)), Received::Nothing);
+        assert_eq!(take(&mut incoming, Ok(first)), Received::Nothing);
         for _ in 0..270 {
             let more = Message::Continuation(Item::Continue(Bytes::from(vec![b'x'; 1000])));
-            assert_eq!(incoming.take(Ok(more)), Received::Nothing);
+            assert_eq!(take(&mut incoming, Ok(more)), Received::Nothing);
         }
         assert_eq!(
-            incoming.take(Ok(Message::Ping(part("p")))),
+            take(&mut incoming, Ok(Message::Ping(part("p")))),
             Received::Ping(part("p"))
         );
         let last = Message::Continuation(Item::Last(part("er")));
-        let Received::Text(text) = incoming.take(Ok(last)) else {
+        let Received::Text(text) = take(&mut incoming, Ok(last)) else {
             panic!()
         };
         assert_eq!(text.len(), 3 + 270_000 + 2);
@@ -199,11 +210,17 @@ mod tests {
 
     #[test]
     fn g030_endless_empty_fragments_are_ended() {
-        let mut incoming = Incoming::new(1000);
-        incoming.take(Ok(Message::Continuation(Item::FirstText(part("x")))));
+        let mut incoming = Incoming::new(1000, OF_WORKER);
+        take(
+            &mut incoming,
+            Ok(Message::Continuation(Item::FirstText(part("x")))),
+        );
         let mut taken = 1;
         loop {
-            match incoming.take(Ok(Message::Continuation(Item::Continue(Bytes::new())))) {
+            match take(
+                &mut incoming,
+                Ok(Message::Continuation(Item::Continue(Bytes::new()))),
+            ) {
                 Received::Nothing => taken += 1,
                 ended => break assert_eq!(code(ended), close::TOO_BIG),
             }
@@ -213,41 +230,61 @@ mod tests {
 
     #[test]
     fn g031_what_is_too_large_is_refused_in_one_piece_and_in_many() {
-        let mut incoming = Incoming::new(10);
+        let mut incoming = Incoming::new(10, OF_WORKER);
         let long = Message::Text("12345678901".into());
-        assert_eq!(code(incoming.take(Ok(long))), close::TOO_BIG);
-        incoming.take(Ok(Message::Continuation(Item::FirstText(part("123456")))));
+        assert_eq!(code(take(&mut incoming, Ok(long))), close::TOO_BIG);
+        take(
+            &mut incoming,
+            Ok(Message::Continuation(Item::FirstText(part("123456")))),
+        );
         let more = Message::Continuation(Item::Last(part("78901")));
-        assert_eq!(code(incoming.take(Ok(more))), close::TOO_BIG);
+        assert_eq!(code(take(&mut incoming, Ok(more))), close::TOO_BIG);
         assert_eq!(
-            code(incoming.take(Err(ProtocolError::Overflow))),
+            code(take(&mut incoming, Err(ProtocolError::Overflow))),
             close::TOO_BIG
         );
     }
 
     #[test]
     fn binary_is_not_spoken() {
-        let mut incoming = Incoming::new(10);
+        let mut incoming = Incoming::new(10, OF_WORKER);
         assert_eq!(
-            code(incoming.take(Ok(Message::Binary(part("x"))))),
+            code(take(&mut incoming, Ok(Message::Binary(part("x"))))),
             close::UNSUPPORTED
         );
         let first = Message::Continuation(Item::FirstBinary(part("x")));
-        assert_eq!(code(incoming.take(Ok(first))), close::UNSUPPORTED);
+        assert_eq!(code(take(&mut incoming, Ok(first))), close::UNSUPPORTED);
     }
 
     #[test]
     fn fragments_that_are_no_utf_8_together_are_refused() {
-        let mut incoming = Incoming::new(10);
+        let mut incoming = Incoming::new(10, OF_WORKER);
         let half = Bytes::from_static(b"\xc3");
-        incoming.take(Ok(Message::Continuation(Item::FirstText(half))));
+        take(
+            &mut incoming,
+            Ok(Message::Continuation(Item::FirstText(half))),
+        );
         let last = Message::Continuation(Item::Last(part("x")));
-        assert_eq!(code(incoming.take(Ok(last))), close::INVALID_UTF8);
+        assert_eq!(code(take(&mut incoming, Ok(last))), close::INVALID_UTF8);
+    }
+
+    #[test]
+    fn a_flood_is_ended() {
+        let rate = FrameRate {
+            burst: 3,
+            per_second: 1,
+        };
+        let mut incoming = Incoming::new(10, rate);
+        for _ in 0..3 {
+            assert_eq!(take(&mut incoming, Ok(Message::Nop)), Received::Nothing);
+        }
+        let fourth = take(&mut incoming, Ok(Message::Ping(part("x"))));
+        assert_eq!(code(fourth), close::RATE_LIMITED);
     }
 
     #[test]
     fn twenty_errors_within_a_minute_are_too_many() {
-        let mut incoming = Incoming::new(10);
+        let mut incoming = Incoming::new(10, OF_WORKER);
         let at = |seconds: u64| Moment::from_millis(seconds * 1000);
         for second in 0..19 {
             assert!(!incoming.count_error(at(second)));

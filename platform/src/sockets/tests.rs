@@ -114,6 +114,16 @@ async fn g033_a_request_with_an_endless_header_is_refused() {
 }
 
 #[actix_web::test]
+async fn g033_headers_of_more_than_64_kib_are_refused() {
+    let platform = Platform::start(&[]).await;
+    for (bytes, status) in [(40_000, 200), (70_000, 431)] {
+        let request = platform.request(reqwest::Method::GET, "/healthz");
+        let answer = request.header("x-long", "a".repeat(bytes)).send().await;
+        assert_eq!(answer.unwrap().status(), status, "{bytes}");
+    }
+}
+
+#[actix_web::test]
 async fn frames_that_break_the_protocol_end_with_1002() {
     let platform = Platform::start(&[]).await;
     for frame in [

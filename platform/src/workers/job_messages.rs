@@ -32,7 +32,7 @@ impl JobMessage {
     ///
     /// # Errors
     ///
-    /// [`MessageRefused`] for a path that could leave the job's own place, and for inferences, evaluations and
+    /// [`MessageRefused`] for a path that leaves the job's own place or lies in another job's, and for inferences, evaluations and
     /// federated sessions, of which no worker has been given any.
     pub fn from_wire(message: FromWorker) -> Result<Self, MessageRefused> {
         let wire_type = message.wire_type();
@@ -40,12 +40,12 @@ impl JobMessage {
             FromWorker::JobStarted(m) => (m.job_id, m.attempt, Report::Started(m.data)),
             FromWorker::TrainingProgress(m) => (m.job_id, m.attempt, Report::Progress(m.data)),
             FromWorker::CheckpointSaved(m) => {
-                check_path("data.path", &m.data.path)?;
+                check_path("data.path", &m.data.path, m.job_id)?;
                 (m.job_id, m.attempt, Report::CheckpointSaved(m.data))
             }
             FromWorker::JobCompleted(m) => {
                 if let Some(prefix) = &m.data.s3_prefix {
-                    check_path("data.s3_prefix", prefix)?;
+                    check_path("data.s3_prefix", prefix, m.job_id)?;
                 }
                 (m.job_id, m.attempt, Report::Completed(m.data))
             }
@@ -90,20 +90,38 @@ pub fn self_report(pong: &Pong) -> SelfReport {
     }
 }
 
-/// A path is only shown and never opened; even so none is kept that points elsewhere.
-fn check_path(field: &str, path: &str) -> Result<(), MessageRefused> {
+/// A path is only shown and never opened; even so none is kept that points elsewhere. A worker that knows only
+/// the source may name its places as it likes, but no other job's.
+fn check_path(field: &str, path: &str, job: JobId) -> Result<(), MessageRefused> {
+    let refused = |reason: &str| MessageRefused {
+        code: ErrorCode::InvalidMessage,
+        message: format!("{field}: {reason}"),
+    };
     let is_plain = !path.is_empty()
         && path.len() <= 1024
         && !path.starts_with(['/', '\\'])
         && !path.contains(|c: char| c.is_control() || c == '\\')
         && path.split('/').all(|part| part != ".." && part != ".");
-    if is_plain {
-        return Ok(());
+    if !is_plain {
+        return Err(refused("not a relative path without `..`"));
     }
-    Err(MessageRefused {
-        code: ErrorCode::InvalidMessage,
-        message: format!("{field}: not a relative path without `..`"),
-    })
+    if path.split('/').any(|part| names_another_job(part, job)) {
+        return Err(refused("lies in another job's place"));
+    }
+    Ok(())
+}
+
+/// Whether a folder's name begins as `job-` with a number that is not that job's.
+fn names_another_job(folder: &str, job: JobId) -> bool {
+    let folder = folder.trim_ascii().to_ascii_lowercase();
+    let Some(rest) = folder.strip_prefix("job-") else {
+        return false;
+    };
+    let end = rest
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(rest.len());
+    let digits = &rest[..end];
+    !digits.is_empty() && digits.parse() != Ok(job.get())
 }
 
 #[cfg(test)]
@@ -113,7 +131,7 @@ mod tests {
 
     fn checkpoint(path: &str) -> FromWorker {
         let frame = serde_json::json!({
-            "type": "checkpoint_saved", "job_id": 1, "data": {"step": 1, "path": path}
+            "type": "checkpoint_saved", "job_id": 123, "data": {"step": 1, "path": path}
         });
         FromWorker::decode(&frame.to_string()).unwrap()
     }
@@ -129,10 +147,26 @@ mod tests {
             "..\\x",
             "a\0b",
             "a/./b",
+            "checkpoints/job-124/step-1000/",
+            "checkpoints/job-12/step-1000/",
+            "models/JOB-1/final/",
+            "a/job-99999999999999999999/b",
         ] {
             let refused = JobMessage::from_wire(checkpoint(path)).unwrap_err();
             assert_eq!(refused.code, ErrorCode::InvalidMessage, "{path:?}");
         }
+        for path in ["checkpoints/job-123", "job-123-b/x", "job-new/x", "out/x"] {
+            assert!(JobMessage::from_wire(checkpoint(path)).is_ok(), "{path:?}");
+        }
+        let completed = |prefix: &str| {
+            let frame = serde_json::json!({
+                "type": "job_completed", "job_id": 123, "data": {"s3_prefix": prefix}
+            });
+            JobMessage::from_wire(FromWorker::decode(&frame.to_string()).unwrap())
+        };
+        assert!(completed("models/job-123/final/").is_ok());
+        let refused = completed("models/job-7/final/").unwrap_err();
+        assert_eq!(refused.code, ErrorCode::InvalidMessage);
         let message = FromWorker::CheckpointSaved(CheckpointSaved {
             worker_id: None,
             job_id: JobId(1),

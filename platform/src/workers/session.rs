@@ -20,7 +20,8 @@ use trainyard_shared::frame::close;
 use trainyard_shared::ids::{MessageId, WorkerUuid};
 use trainyard_shared::message::{
     Ack, AuthFailed, Authenticate, Authenticated, DecodeError, EnrollmentComplete,
-    EnrollmentCompleteData, Error, ErrorCode, FromWorker, ToWorker, WorkerRegister,
+    EnrollmentCompleteData, Error, ErrorCode, FromDashboard, FromWorker, ToDashboard, ToWorker,
+    WorkerRegister,
 };
 
 use super::authentication::{self, Proved, Refused};
@@ -35,8 +36,10 @@ use crate::jobs::directory::JobError;
 use crate::jobs::event::Answer;
 use crate::server::AppState;
 use crate::sockets::Session;
+use crate::sockets::caps::WorkerPlace;
 use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
+use crate::sockets::rate::OF_WORKER;
 
 /// Messages that may wait.
 const MAILBOX: usize = 256;
@@ -49,6 +52,7 @@ pub struct WorkerSession {
     limits: WorkerLimits,
     outgoing: Outgoing,
     incoming: Incoming,
+    place: WorkerPlace,
     stage: Stage,
     ending: bool,
 }
@@ -98,9 +102,10 @@ impl WorkerSession {
         state: actix_web::web::Data<AppState>,
         uuid: WorkerUuid,
         address: IpAddr,
+        place: WorkerPlace,
         outgoing: Outgoing,
     ) -> Self {
-        let incoming = Incoming::new(state.config.max_frame_bytes);
+        let incoming = Incoming::new(state.config.max_frame_bytes, OF_WORKER);
         Self {
             state,
             uuid,
@@ -108,6 +113,7 @@ impl WorkerSession {
             limits: WorkerLimits::default(),
             outgoing,
             incoming,
+            place,
             stage: Stage::Connected,
             ending: false,
         }
@@ -164,14 +170,21 @@ impl WorkerSession {
     }
 
     fn take_malformed(&mut self, error: &DecodeError, context: &mut Context) {
-        let of_authenticate = matches!(self.stage, Stage::Connected)
-            && error.in_reply_to.as_deref() == Some("authenticate")
-            && error.field.is_some();
-        if of_authenticate {
-            let reason = error.message.clone();
-            self.fail_authentication(reason, context);
-        } else {
-            self.refuse(error.to_error(), context);
+        let named = error.in_reply_to.as_deref();
+        match (&self.stage, named) {
+            (Stage::Connected, Some("authenticate")) => {
+                let reason = error.message.clone();
+                self.fail_authentication(reason, context);
+            }
+            (Stage::Connected, Some(named)) if is_spoken(named) => {
+                let refusal = Error {
+                    code: ErrorCode::NotAuthenticated,
+                    message: "authenticate comes first".to_owned(),
+                    ..error.to_error()
+                };
+                self.refuse(refusal, context);
+            }
+            _ => self.refuse(error.to_error(), context),
         }
     }
 
@@ -354,6 +367,7 @@ impl WorkerSession {
         };
         let worker = &entered.proved.worker;
         self.stage = Stage::Authenticated(entered.held);
+        self.place.known();
         if !matches!(entered.key_is_valid, Ok(true)) {
             return self.end(
                 close::AUTHENTICATION_FAILED,
@@ -435,6 +449,17 @@ struct Entered {
     key_is_valid: Result<bool, DatabaseError>,
 }
 
+/// Whether anybody on the wire says messages of that type.
+fn is_spoken(wire_type: &str) -> bool {
+    let spoken = [
+        FromWorker::TYPES,
+        FromDashboard::TYPES,
+        ToWorker::TYPES,
+        ToDashboard::TYPES,
+    ];
+    spoken.iter().any(|types| types.contains(&wire_type))
+}
+
 /// How a file is refused that a message names. One that is only missing may still come.
 fn refusal_of_file(error: &ArtifactError) -> (ErrorCode, String) {
     let code = match error {
@@ -490,7 +515,7 @@ impl StreamHandler<Result<WsMessage, ProtocolError>> for WorkerSession {
         if self.outgoing.is_closing() {
             return;
         }
-        match self.incoming.take(frame) {
+        match self.incoming.take(frame, self.state.actors.clock.now()) {
             Received::Text(text) => self.take(&text, context),
             Received::Ping(payload) => self.outgoing.pong(payload),
             Received::Nothing => {}

@@ -29,7 +29,7 @@ pub struct WorkerAddress {
 #[utoipa::path(get, path = "/ws/worker", tag = "sockets", security(()), params(WorkerAddress), responses(
     (status = 101, description = "a WebSocket; the first message is `authenticate`"),
     (status = 400, description = "no WebSocket upgrade, or no worker_uuid"),
-    (status = 429, description = "too many failed authentications"),
+    (status = 429, description = "too many failed authentications, or too many connections from that address"),
 ))]
 pub async fn open(
     state: web::Data<AppState>,
@@ -51,8 +51,9 @@ pub async fn open(
             ApiError::new(ErrorCode::RateLimited, "too many failed authentications")
                 .with_retry_after(wait)
         })?;
+    let place = state.connection_caps.worker(from)?;
     let max_frame_bytes = state.config.max_frame_bytes;
     let (outgoing, frames) = Outgoing::new(max_frame_bytes, MAX_WAITING_FRAMES);
-    let session = WorkerSession::new(state, uuid, from, outgoing);
+    let session = WorkerSession::new(state, uuid, from, place, outgoing);
     sockets::start(session, frames, max_frame_bytes, &request, payload)
 }

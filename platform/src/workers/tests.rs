@@ -8,6 +8,8 @@ use uuid::Uuid;
 use crate::testing::Platform;
 use crate::testing::sockets::{Came, DEADLINE, SHORT, Socket, TestWorker, authenticate};
 
+mod first_message;
+
 const CALM: &[(&str, &str)] = &[("WORKER_HEARTBEAT_TIMEOUT", "60")];
 
 fn statuses(updates: &[Value]) -> Vec<&str> {

@@ -1,0 +1,30 @@
+//! How large the head of a request may be. What is beyond the HTTP library's own buffer does not come this far.
+
+use actix_web::Error;
+use actix_web::body::MessageBody;
+use actix_web::dev::{ServiceRequest, ServiceResponse};
+use actix_web::middleware::Next;
+
+use crate::error::{ApiError, ErrorCode};
+
+/// Path with query and all headers together.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+
+/// Middleware that refuses what is larger.
+///
+/// # Errors
+/// 431, or those of the wrapped service.
+pub async fn head_limit<B: MessageBody + 'static>(
+    request: ServiceRequest,
+    next: Next<B>,
+) -> Result<ServiceResponse<B>, Error> {
+    let headers = request.headers().iter();
+    let headers = headers.map(|(name, value)| name.as_str().len() + value.len());
+    let target = request.uri().path_and_query();
+    let target = target.map_or(0, |target| target.as_str().len());
+    if target + headers.sum::<usize>() > MAX_HEAD_BYTES {
+        let message = "the request's headers are too large";
+        return Err(ApiError::new(ErrorCode::HeadTooLarge, message).into());
+    }
+    next.call(request).await
+}
