@@ -16,6 +16,7 @@ pub use sources::{Source, Sources};
 pub use table::{SETTINGS, Setting};
 
 use crate::database::sqlite_path;
+use crate::tls::TlsFiles;
 use sources::Resolver;
 
 /// What is shown in place of a secret.
@@ -71,6 +72,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// A proxy in front ends TLS and sets `X-Forwarded-For`.
     pub trust_proxy: bool,
+    /// Certificate and key; `None`: no TLS of the platform's own.
+    pub tls: Option<TlsFiles>,
     settings: Vec<ShownSetting>,
 }
 
@@ -119,11 +122,9 @@ impl Config {
         let data_dir: PathBuf = resolver.required("DATA_DIR", |text| Ok(PathBuf::from(text)));
         let database = resolver.optional("DATABASE_URL", sqlite_path);
         let storage = resolver.optional("STORAGE_URL", storage_path);
-        for unsupported in ["NATS_URL", "TLS_CERT", "TLS_KEY"] {
-            resolver.optional(unsupported, |_| -> Result<(), String> {
-                Err("is not supported by this version; leave it out".to_owned())
-            });
-        }
+        resolver.optional("NATS_URL", |_| -> Result<(), String> {
+            Err("is not supported by this version; leave it out".to_owned())
+        });
         let database_path = database.unwrap_or_else(|| data_dir.join("trainyard.db"));
         let storage_root = storage.unwrap_or_else(|| data_dir.join("storage"));
         let mut config = Self {
@@ -145,6 +146,7 @@ impl Config {
             log: resolver.required("LOG", log_directives),
             log_format: resolver.required("LOG_FORMAT", log_format),
             trust_proxy: resolver.required("TRUST_PROXY", yes_or_no),
+            tls: tls_files(&mut resolver),
             data_dir,
             database_path,
             storage_root,
@@ -169,7 +171,7 @@ impl Config {
 
     /// Whether the platform listens beyond this machine without encryption and without a proxy that adds it.
     pub fn is_exposed_without_tls(&self) -> bool {
-        !self.bind.ip().is_loopback() && !self.trust_proxy
+        !self.bind.ip().is_loopback() && !self.trust_proxy && self.tls.is_none()
     }
 
     fn show_derived(&mut self, name: &str, value: String) {
@@ -177,6 +179,25 @@ impl Config {
             shown.value.get_or_insert(value);
         }
     }
+}
+
+/// Both or neither.
+fn tls_files(resolver: &mut Resolver<'_>) -> Option<TlsFiles> {
+    let path = |text: &str| Ok::<_, String>(PathBuf::from(text));
+    let (cert, key) = (
+        resolver.optional("TLS_CERT", path),
+        resolver.optional("TLS_KEY", path),
+    );
+    let (set, missing) = match (cert, key) {
+        (Some(cert), Some(key)) => return Some(TlsFiles { cert, key }),
+        (None, None) => return None,
+        (Some(_), None) => ("TLS_CERT", "TLS_KEY"),
+        (None, Some(_)) => ("TLS_KEY", "TLS_CERT"),
+    };
+    resolver.optional(set, |_| -> Result<(), String> {
+        Err(format!("needs {missing} beside it"))
+    });
+    None
 }
 
 fn storage_path(url: &str) -> Result<PathBuf, String> {
@@ -407,6 +428,11 @@ mod tests {
         };
         assert!(exposed(&[("BIND", "0.0.0.0:80")]));
         assert!(!exposed(&[("BIND", "0.0.0.0:80"), ("TRUST_PROXY", "true")]));
+        assert!(!exposed(&[
+            ("BIND", "0.0.0.0:80"),
+            ("TLS_CERT", "/c.pem"),
+            ("TLS_KEY", "/k.pem")
+        ]));
         assert!(!exposed(&[("BIND", "[::1]:80")]));
     }
 }

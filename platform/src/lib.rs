@@ -20,6 +20,7 @@ pub mod openapi;
 pub mod server;
 pub mod sockets;
 pub mod storage;
+pub mod tls;
 pub mod users;
 pub mod workers;
 

@@ -1,11 +1,9 @@
 //! Wires the platform together, top to bottom, and takes it apart in the opposite order.
 
-use actix_web::dev::{Extensions, ServerHandle};
+use actix_web::dev::ServerHandle;
 use actix_web::middleware::from_fn;
-use actix_web::rt::net::TcpStream;
 use actix_web::{App, HttpServer, web};
 use socket2::SockRef;
-use std::any::Any;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
@@ -23,7 +21,9 @@ use crate::config::Config;
 use crate::dashboards::socket::carry_revocations;
 use crate::database::{Database, DatabaseError};
 use crate::error::ApiError;
+use crate::sockets::caps::ConnectionCaps;
 use crate::storage::{LocalStore, ObjectStore, UrlSigner};
+use crate::tls::TlsError;
 use crate::users::first_admin::{self, FirstAdmin};
 use crate::{datasets, http};
 
@@ -60,6 +60,8 @@ pub struct AppState {
     pub login_failures: FailureLimiter,
     /// Failed authentications of workers.
     pub worker_failures: FailureLimiter,
+    /// How many WebSockets are open.
+    pub connection_caps: ConnectionCaps,
     /// Sockets, jobs, workers: everything that lives.
     pub actors: Actors,
 }
@@ -68,6 +70,8 @@ pub struct AppState {
 pub struct RunningServer {
     /// The address that is bound.
     pub address: SocketAddr,
+    /// What is spoken there: `http` or `https`.
+    pub scheme: &'static str,
     /// The address under which workers and people reach the platform.
     pub public_url: Url,
     /// The administrator that was made because there was none, for the terminal and for nothing else.
@@ -106,6 +110,9 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// TLS cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The database cannot be used.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -134,10 +141,16 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     };
     let listener = TcpListener::bind(config.bind).map_err(cannot_bind)?;
     let address = listener.local_addr().map_err(cannot_bind)?;
+    limit_untaken(&listener);
+    let tls = match &config.tls {
+        Some(files) => Some(files.load()?),
+        None => None,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
     let public_url = config
         .public_url
         .clone()
-        .unwrap_or_else(|| local_url(address));
+        .unwrap_or_else(|| local_url(scheme, address));
 
     let secret = match &config.secret_key {
         Some(setting) => SecretKey::from_setting(setting),
@@ -175,6 +188,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         revocations,
         login_failures: FailureLimiter::default(),
         worker_failures: FailureLimiter::default(),
+        connection_caps: ConnectionCaps::default(),
         actors,
     });
     let shared = state.clone();
@@ -182,6 +196,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         App::new()
             .app_data(shared.clone())
             .configure(http::configure)
+            .wrap(from_fn(http::head_limit))
             .wrap(from_fn(http::security_headers))
             .wrap(from_fn(http::access_log))
     })
@@ -190,17 +205,22 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     .client_request_timeout(REQUEST_HEAD_TIMEOUT)
     .keep_alive(KEEP_ALIVE)
     .tcp_nodelay(true)
-    .on_connect(limit_untaken)
+    .tls_handshake_timeout(REQUEST_HEAD_TIMEOUT)
     .shutdown_timeout(SHUTDOWN_SECONDS)
-    .disable_signals()
-    .listen(listener)
-    .map_err(|source| StartError::Bind { address, source })?
-    .run();
+    .disable_signals();
+    let server = match tls {
+        Some(tls) => server.listen_rustls_0_23(listener, tls),
+        None => server.listen(listener),
+    };
+    let server = server
+        .map_err(|source| StartError::Bind { address, source })?
+        .run();
     let handle = server.handle();
     let serving = tokio::spawn(server);
     tracing::info!(%address, public_url = %public_url, "platform started");
     Ok(RunningServer {
         address,
+        scheme,
         public_url,
         first_admin,
         state,
@@ -227,12 +247,11 @@ impl RunningServer {
 }
 
 /// Lets the kernel end a connection whose peer is gone or does not read: nobody else would notice while bytes
-/// wait to be sent. Other systems than Linux have their own, longer limits.
-fn limit_untaken(connection: &dyn Any, _: &mut Extensions) {
+/// wait to be sent. Connections inherit it from the listener. Other systems than Linux have their own, longer
+/// limits.
+fn limit_untaken(listener: &TcpListener) {
     #[cfg(target_os = "linux")]
-    if let Some(tcp) = connection.downcast_ref::<TcpStream>()
-        && let Err(error) = SockRef::from(tcp).set_tcp_user_timeout(Some(UNTAKEN_TIMEOUT))
-    {
+    if let Err(error) = SockRef::from(listener).set_tcp_user_timeout(Some(UNTAKEN_TIMEOUT)) {
         tracing::debug!(%error, "no limit for what a peer does not take");
     }
 }
@@ -247,19 +266,20 @@ fn warn_when_exposed(config: &Config) {
         tracing::warn!(
             bind = %config.bind,
             "LISTENING BEYOND THIS MACHINE WITHOUT TLS: passwords and keys can be read on the way. \
-             Put a proxy with TLS in front and set TRUST_PROXY=true, or bind to 127.0.0.1"
+             Set TLS_CERT and TLS_KEY, or put a proxy with TLS in front and set TRUST_PROXY=true, or bind to \
+             127.0.0.1"
         );
     }
 }
 
 /// The address that this machine itself can use for what is bound.
-fn local_url(address: SocketAddr) -> Url {
+fn local_url(scheme: &str, address: SocketAddr) -> Url {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    let text = format!("http://{}/", SocketAddr::new(ip, address.port()));
+    let text = format!("{scheme}://{}/", SocketAddr::new(ip, address.port()));
     Url::parse(&text).expect("a socket address makes a URL")
 }
 

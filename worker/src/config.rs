@@ -31,6 +31,8 @@ pub struct ConfigError {
 pub struct WorkerConfig {
     /// Where the platform is (`PLATFORM_URL`).
     pub platform: PlatformAddress,
+    /// PEM file of authorities that are trusted beside the machine's own (`PLATFORM_CA_FILE`).
+    pub platform_ca_file: Option<PathBuf>,
     /// An enrolment key for the first time, or the worker's own key (`WORKER_KEY`).
     pub worker_key: Option<Secret>,
     /// Identity, outbox, data sets and checkpoints (`STATE_DIR`).
@@ -94,6 +96,7 @@ impl WorkerConfig {
         let models = ModelSettings::new(state_dir.join("models"));
         Ok(Self {
             platform: platform_url.parse()?,
+            platform_ca_file: None,
             worker_key: None,
             state_dir,
             models,

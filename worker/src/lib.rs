@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod connection;
 pub mod hardware;
+mod http_proxy;
 mod logging;
 pub mod platform_files;
 mod run;
@@ -13,5 +14,6 @@ mod tls;
 
 pub use config::WorkerConfig;
 pub use run::{WorkerError, run};
+pub use tls::CaFileError;
 pub use trainyard_engine as engine;
 use trainyard_engine::files;

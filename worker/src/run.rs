@@ -41,6 +41,9 @@ pub enum WorkerError {
     /// There is no key to show.
     #[error("this worker has not enrolled yet: set WORKER_KEY to an enrolment key (enroll_…)")]
     NoKey,
+    /// The file of a private authority.
+    #[error(transparent)]
+    CaFile(#[from] crate::tls::CaFileError),
     /// TLS cannot be set up.
     #[error("http client: {0}")]
     Http(#[from] reqwest::Error),
@@ -114,7 +117,11 @@ fn start(
     outbox: Arc<Outbox>,
     measured: Measured,
 ) -> Result<Running, WorkerError> {
-    let http = Http::new(RetryPolicy::default())?;
+    let tls = match &config.platform_ca_file {
+        Some(file) => crate::tls::client_config_with(file)?,
+        None => crate::tls::client_config(),
+    };
+    let http = Http::trusting(RetryPolicy::default(), &tls)?;
     let files = PlatformFiles::new(http.clone(), config.platform.clone(), key.clone());
     let activity = SharedActivity::default();
     let connecting = Context::<Connection>::new();
@@ -136,7 +143,7 @@ fn start(
         activity,
         files,
         tasks: tasks.clone().recipient(),
-        tls: Arc::new(crate::tls::client_config()),
+        tls: Arc::new(tls),
         config: config.clone(),
     }));
     Ok(Running { connection, tasks })

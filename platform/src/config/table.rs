@@ -146,13 +146,13 @@ pub const SETTINGS: &[Setting] = &[
         "TLS_CERT",
         "",
         "",
-        "not supported by this version: put a proxy in front and set TRUST_PROXY",
+        "PEM file of the certificate (and those above it): https and wss without a proxy",
     ),
     setting(
         "TLS_KEY",
         "",
         "",
-        "not supported by this version: put a proxy in front and set TRUST_PROXY",
+        "PEM file of its private key, readable by the platform only",
     ),
     setting(
         "TRUST_PROXY",

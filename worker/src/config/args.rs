@@ -94,9 +94,12 @@ impl HubArgs {
 /// Settings of `run`.
 #[derive(Debug, Clone, Args)]
 pub struct RunArgs {
-    /// Base address of the platform, as `https://yard.example.org`
+    /// Base address of the platform, as `https://yard.example.org`; needed
     #[arg(long, env = "PLATFORM_URL", value_name = "URL")]
-    pub platform_url: PlatformAddress,
+    pub platform_url: Option<PlatformAddress>,
+    /// PEM file with the certificate of the authority that signed the platform's, where it is a private one
+    #[arg(long, env = "PLATFORM_CA_FILE", value_name = "FILE", value_parser = path())]
+    pub platform_ca_file: Option<PathBuf>,
     /// Enrolment key (`enroll_…`), needed the first time only
     #[arg(long, env = "WORKER_KEY", hide_env_values = true, value_name = "KEY", value_parser = secret)]
     pub worker_key: Option<Secret>,
@@ -125,12 +128,19 @@ impl RunArgs {
     ///
     /// # Errors
     ///
-    /// As [`ModelArgs::state_dir`].
+    /// As [`ModelArgs::state_dir`]; or it is not set where the platform is.
     pub fn into_config(self) -> Result<WorkerConfig, ConfigError> {
+        let platform = self.platform_url.clone().ok_or_else(|| ConfigError {
+            setting: "PLATFORM_URL",
+            message:
+                "not set: give the platform's address, as --platform-url https://yard.example.org"
+                    .to_owned(),
+        })?;
         let state_dir = self.models.state_dir()?;
         Ok(WorkerConfig {
             models: self.models.model_settings()?,
-            platform: self.platform_url,
+            platform,
+            platform_ca_file: set_path(&self.platform_ca_file),
             worker_key: set(&self.worker_key),
             state_dir,
             heartbeat_interval: self.heartbeat_interval,
@@ -233,6 +243,15 @@ mod tests {
             config.models.hub_endpoint.as_str(),
             "https://huggingface.co/"
         );
+    }
+
+    #[test]
+    fn without_a_platform_one_is_told_how_to_name_it() {
+        use clap::Parser;
+        let command = Command::try_parse_from(["run", "--state-dir=/state"]).unwrap();
+        let told = command.run.into_config().unwrap_err().to_string();
+        assert!(told.starts_with("PLATFORM_URL: not set"), "{told}");
+        assert!(told.contains("--platform-url"), "{told}");
     }
 
     #[test]
