@@ -18,6 +18,8 @@ pub use download::Download;
 pub use retry::RetryPolicy;
 pub use upload::{Grant, Upload};
 
+use crate::http_proxy::with_proxies;
+
 /// Why a transfer failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
@@ -108,9 +110,21 @@ impl Http {
     ///
     /// TLS cannot be set up.
     pub fn new(retry: RetryPolicy) -> Result<Self, reqwest::Error> {
+        Self::trusting(retry, &crate::tls::client_config())
+    }
+
+    /// The same with that TLS configuration.
+    ///
+    /// # Errors
+    ///
+    /// TLS cannot be set up.
+    pub(crate) fn trusting(
+        retry: RetryPolicy,
+        tls: &rustls::ClientConfig,
+    ) -> Result<Self, reqwest::Error> {
         let builder = || {
-            reqwest::Client::builder()
-                .tls_backend_preconfigured(crate::tls::client_config())
+            with_proxies(reqwest::Client::builder())
+                .tls_backend_preconfigured(tls.clone())
                 .user_agent(concat!("trainyard-worker/", env!("CARGO_PKG_VERSION")))
                 .connect_timeout(CONNECT)
                 .tcp_nodelay(true)

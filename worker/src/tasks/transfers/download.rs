@@ -34,8 +34,9 @@ pub struct Download<'a> {
 /// Progress below this many bytes does not earn new tries.
 const WORTHWHILE_BYTES: u64 = 64 * 1024;
 
-/// New addresses that are asked for without progress in between.
-const RENEWALS: u32 = 5;
+/// New addresses that are asked for without a byte in between: one that was just made and is refused as well
+/// has not expired.
+const RENEWALS: u32 = 2;
 
 impl Http {
     /// Fetches `file` and returns once it is whole, checked and durable at its place.
@@ -70,6 +71,8 @@ impl Http {
             };
             if part.length.saturating_sub(before) >= WORTHWHILE_BYTES {
                 tries.progressed();
+            }
+            if part.length > before {
                 renewals = 0;
             }
             match result {
@@ -92,19 +95,32 @@ impl Http {
                 Err(Fault::Expired { answer, status }) => {
                     renewals += 1;
                     let renewed = if renewals <= RENEWALS {
-                        renew().await?
+                        renew().await
                     } else {
-                        None
+                        Ok(None)
                     };
-                    let Some(renewed) = renewed else {
-                        return Err(TransferError::Refused {
-                            name: file.name.to_owned(),
-                            status,
-                            answer,
-                        });
-                    };
-                    tracing::info!(transfer.file = file.name, "download address is renewed");
-                    url = renewed;
+                    match renewed {
+                        Ok(Some(renewed)) => {
+                            tracing::info!(
+                                transfer.file = file.name,
+                                "download address is renewed"
+                            );
+                            url = renewed;
+                        }
+                        Ok(None) => {
+                            return Err(TransferError::Refused {
+                                name: file.name.to_owned(),
+                                status,
+                                answer,
+                            });
+                        }
+                        // The platform is away: the address is asked for again after the next refusal.
+                        Err(TransferError::GivenUp { last, .. }) => {
+                            renewals -= 1;
+                            tries.wait(file.name, last, None).await?;
+                        }
+                        Err(error) => return Err(error),
+                    }
                 }
                 Err(Fault::Final(error)) => {
                     if matches!(error, TransferError::DiskFull { .. }) {

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use reqwest::StatusCode;
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 
 use super::TransferError;
 use crate::connection::backoff::jittered;
+
+/// A difference of clocks below this is not worth a word.
+const TOLERATED_SKEW_MINUTES: i64 = 5;
 
 /// How often and how fast a transfer is tried again.
 #[derive(Debug, Clone)]
@@ -68,7 +72,11 @@ impl Fault {
     pub(super) async fn from_answer(name: &str, response: reqwest::Response) -> Self {
         let status = response.status();
         let retry_after = retry_after(response.headers());
-        let answer = super::describe_answer(response).await;
+        let skew = clock_skew(response.headers(), Utc::now());
+        let mut answer = super::describe_answer(response).await;
+        if let (StatusCode::FORBIDDEN, Some(skew)) = (status, skew) {
+            answer.push_str(&format!(" ({skew})"));
+        }
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE => {
                 Self::Expired { answer, status }
@@ -93,6 +101,20 @@ fn passes(status: StatusCode) -> bool {
         StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => false,
         _ => status.is_server_error(),
     }
+}
+
+/// Signed addresses hold for a time: a clock that is wrong makes them void, and nothing but this would say so.
+fn clock_skew(headers: &HeaderMap, now: DateTime<Utc>) -> Option<String> {
+    let date = headers.get(DATE)?.to_str().ok()?;
+    let server = DateTime::parse_from_rfc2822(date).ok()?;
+    let minutes = now.signed_duration_since(server).num_minutes();
+    (minutes.abs() >= TOLERATED_SKEW_MINUTES).then(|| {
+        let direction = if minutes > 0 { "ahead of" } else { "behind" };
+        format!(
+            "this machine's clock differs: it is {} min {direction} the server's",
+            minutes.abs()
+        )
+    })
 }
 
 /// `Retry-After` in seconds. Its other form, a date, is not used by anything that we talk to.
@@ -148,8 +170,9 @@ impl<'a> Tries<'a> {
     fn delay(&self, uniform: f64, retry_after: Option<Duration>) -> Duration {
         let factor = 1_u32.checked_shl(self.failed - 1).unwrap_or(u32::MAX);
         let doubled = self.policy.first_delay.saturating_mul(factor);
-        let asked = retry_after.unwrap_or_default();
-        jittered(doubled.max(asked).min(self.policy.longest_delay), uniform)
+        let longest = self.policy.longest_delay;
+        let asked = retry_after.unwrap_or_default().min(longest);
+        jittered(doubled.min(longest), uniform).max(asked)
     }
 }
 
@@ -168,6 +191,24 @@ mod tests {
     }
 
     #[test]
+    fn g045_a_clock_that_differs_is_named() {
+        let now = "2026-03-01T12:20:00Z".parse().unwrap();
+        let headers = |date: &str| HeaderMap::from_iter([(DATE, date.parse().unwrap())]);
+        let told = |date| clock_skew(&headers(date), now);
+        assert_eq!(
+            told("Sun, 01 Mar 2026 12:00:00 GMT").unwrap(),
+            "this machine's clock differs: it is 20 min ahead of the server's"
+        );
+        assert!(
+            told("Sun, 01 Mar 2026 13:00:00 GMT")
+                .unwrap()
+                .contains("40 min behind")
+        );
+        assert_eq!(told("Sun, 01 Mar 2026 12:18:00 GMT"), None);
+        assert_eq!(told("yesterday"), None);
+    }
+
+    #[test]
     fn delays_double_up_to_the_longest_and_heed_the_server() {
         let policy = RetryPolicy::default();
         let mut tries = Tries::new(&policy);
@@ -179,7 +220,7 @@ mod tests {
             .collect();
         assert_eq!(delays, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]);
         tries.failed = 1;
-        assert_eq!(tries.delay(0.5, Some(Duration::from_secs(7))).as_secs(), 7);
+        assert_eq!(tries.delay(0.0, Some(Duration::from_secs(7))).as_secs(), 7);
         assert_eq!(
             tries.delay(0.5, Some(Duration::from_secs(3600))).as_secs(),
             30

@@ -259,7 +259,7 @@ async fn renewing_without_progress_ends() {
         matches!(error, TransferError::Refused { status, .. } if status == 403),
         "{error}"
     );
-    assert_eq!(server.requests().len(), 6);
+    assert_eq!(server.requests().len(), 3);
 }
 
 #[actix_rt::test]
@@ -305,6 +305,7 @@ async fn an_upload_is_tried_again_with_a_fresh_address() {
         Ok(Ok(Grant {
             url: Secret::from(server.url(&format!("/put?n={}", asked.get()))),
             headers: [("x-checked".to_owned(), "yes".to_owned())].into(),
+            expires_in: Some(3600),
         }))
     };
     http().upload(&file, ask).await.unwrap();
@@ -333,11 +334,132 @@ async fn an_upload_that_is_refused_for_good_ends_at_once() {
         Ok(Ok(Grant {
             url: Secret::from(server.url("/put")),
             headers: BTreeMap::new(),
+            expires_in: None,
         }))
     };
     let error = http().upload(&file, ask).await.unwrap_err();
     assert!(error.to_string().contains("too large"), "{error}");
     assert_eq!(server.requests().len(), 1);
+}
+
+#[actix_rt::test]
+async fn an_upload_whose_fresh_address_is_refused_twice_ends() {
+    let server = TestServer::start(|_, _| Reply::new(403, "no")).await;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter");
+    std::fs::write(&path, b"weights").unwrap();
+    let file = Upload {
+        name: "models/job-1/final/adapter",
+        path: &path,
+        size_bytes: 7,
+    };
+    let ask = async || {
+        Ok(Ok(Grant {
+            url: Secret::from(server.url("/put")),
+            headers: BTreeMap::new(),
+            expires_in: Some(3600),
+        }))
+    };
+    let error = http().upload(&file, ask).await.unwrap_err();
+    assert!(
+        matches!(error, TransferError::Refused { status, .. } if status == 403),
+        "{error}"
+    );
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[actix_rt::test]
+async fn g046_a_platform_that_is_away_when_an_address_expires_is_waited_for() {
+    let server = TestServer::start(|_, request| match request.target.as_str() {
+        "/data?signature=new" => Reply::ranged(request, &content()),
+        _ => Reply::new(403, "Request has expired"),
+    })
+    .await;
+    let target = Target::of(&content());
+    let asked = Cell::new(0);
+    let renew = async || {
+        asked.set(asked.get() + 1);
+        if asked.get() < 3 {
+            return Err(TransferError::GivenUp {
+                name: "x".to_owned(),
+                tries: 1,
+                last: "connection refused".to_owned(),
+            });
+        }
+        Ok(Some(Secret::from(server.url("/data?signature=new"))))
+    };
+    target
+        .fetch_renewing(server.url("/data?signature=old"), renew)
+        .await
+        .unwrap();
+    assert_eq!(std::fs::read(target.path()).unwrap(), content());
+}
+
+#[actix_rt::test]
+async fn g048_an_entity_tag_is_never_taken_for_a_digest() {
+    for tag in [
+        "\"d41d8cd98f00b204e9800998ecf8427e-3\"",
+        "\"0\"",
+        "W/\"x\"",
+        "opaque",
+    ] {
+        let server = TestServer::start(move |number, request| {
+            let reply = Reply::ranged(request, &content()).header("ETag", tag);
+            if number == 0 {
+                reply.cut_after(400_000)
+            } else {
+                reply
+            }
+        })
+        .await;
+        let target = Target::of(&content());
+        target.fetch(server.url("/data")).await.unwrap();
+        assert_eq!(std::fs::read(target.path()).unwrap(), content(), "{tag}");
+    }
+}
+
+#[actix_rt::test]
+async fn a_file_that_changes_while_it_is_fetched_is_never_mixed_of_both() {
+    // The server has another version from the second request on, and heeds If-Range.
+    let old = vec![b'o'; content().len()];
+    let server = TestServer::start(move |number, request| {
+        let (tag, body) = if number == 0 {
+            ("\"old\"", old.clone())
+        } else {
+            ("\"new\"", content())
+        };
+        let heeds = request
+            .headers
+            .get("if-range")
+            .is_none_or(|asked| asked == tag);
+        let reply = if heeds {
+            Reply::ranged(request, &body)
+        } else {
+            Reply::new(200, body)
+        };
+        let reply = reply.header("ETag", tag);
+        if number == 0 {
+            reply.cut_after(400_000)
+        } else {
+            reply
+        }
+    })
+    .await;
+    let path = tempfile::tempdir().unwrap();
+    let destination = path.path().join("model.safetensors");
+    let file = Download {
+        name: "model.safetensors",
+        url: Secret::from(server.url("/model")),
+        bearer: None,
+        size_bytes: None,
+        sha256: None,
+        destination: &destination,
+    };
+    http()
+        .download(&file, async || Ok(None), |_| {})
+        .await
+        .unwrap();
+    assert_eq!(std::fs::read(&destination).unwrap(), content());
 }
 
 #[cfg(target_os = "linux")]

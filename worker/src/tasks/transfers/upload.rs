@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use reqwest::header::CONTENT_LENGTH;
@@ -37,7 +37,13 @@ pub struct Grant {
     /// Headers that belong to it.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
+    /// For how many seconds it holds, where that is said.
+    #[serde(default)]
+    pub expires_in: Option<u64>,
 }
+
+/// A grant that is refused before its time is up is asked for once more; then the refusal is believed.
+const FRESH_REFUSALS: u32 = 2;
 
 impl Http {
     /// Stores `file`; returns once the server has confirmed it.
@@ -52,9 +58,29 @@ impl Http {
         A: AsyncFn() -> Result<Result<Grant, reqwest::Response>, reqwest::Error>,
     {
         let mut tries = Tries::new(self.retry());
+        let mut fresh_refusals = 0;
         loop {
             let result = match self.granted(file.name, &ask).await {
-                Ok(grant) => self.put(file, grant).await,
+                Ok(grant) => {
+                    let (asked_at, valid_for) = (Instant::now(), grant.expires_in);
+                    let put = self.put(file, grant).await;
+                    let has_expired =
+                        valid_for.is_some_and(|valid| asked_at.elapsed().as_secs() >= valid);
+                    match put {
+                        Err(Fault::Expired { answer, status }) if !has_expired => {
+                            fresh_refusals += 1;
+                            if fresh_refusals >= FRESH_REFUSALS {
+                                return Err(TransferError::Refused {
+                                    name: file.name.to_owned(),
+                                    status,
+                                    answer,
+                                });
+                            }
+                            Err(Fault::passing(answer))
+                        }
+                        put => put,
+                    }
+                }
                 Err(fault) => Err(fault),
             };
             match result {
