@@ -58,7 +58,12 @@ impl Platform {
     /// The platform at `base`, with a token or without.
     pub fn new(base: Url, token: Option<Secret>) -> Result<Self, CliError> {
         let base = with_slash(base)?;
-        let http = reqwest::Client::builder()
+        let mut builder = reqwest::Client::builder();
+        if is_own_machine(&base) {
+            // A proxy would look for the platform on its own machine.
+            builder = builder.no_proxy();
+        }
+        let http = builder
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
             .user_agent(concat!("trainyard/", env!("CARGO_PKG_VERSION")))
@@ -181,9 +186,13 @@ impl Platform {
 
     /// What is told of a network that does not work.
     pub fn unreachable(&self, error: &reqwest::Error) -> CliError {
+        let mut reason = causes(error);
+        if error.is_connect() {
+            reason.push_str("; is the platform running?");
+        }
         CliError::Unreachable {
             platform: self.base.to_string(),
-            reason: chain(error),
+            reason,
         }
     }
 }
@@ -201,6 +210,15 @@ async fn refusal(response: Response) -> CliError {
             details: error["details"].clone(),
         },
         None => CliError::UnexpectedAnswer(format!("HTTP {status}")),
+    }
+}
+
+fn is_own_machine(url: &Url) -> bool {
+    match url.host() {
+        Some(url::Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
     }
 }
 
@@ -227,6 +245,25 @@ fn with_slash(mut url: Url) -> Result<Url, CliError> {
         url.set_path(&path);
     }
     Ok(url)
+}
+
+/// Why a request failed, without the address, which is told before: the innermost cause says most.
+fn causes(error: &reqwest::Error) -> String {
+    let mut text = if error.is_timeout() {
+        "no answer in time".to_owned()
+    } else if error.is_connect() {
+        "cannot connect".to_owned()
+    } else {
+        "the connection broke off".to_owned()
+    };
+    let mut cause = std::error::Error::source(error);
+    while let Some(source) = cause {
+        cause = source.source();
+        if cause.is_none() {
+            text = format!("{text}: {source}");
+        }
+    }
+    text
 }
 
 /// The error with its causes: reqwest's own text does not say why.
@@ -266,6 +303,18 @@ mod tests {
             below.url(&["api", "a b/c?d"]).as_str(),
             "https://h/yard/api/a%20b%2Fc%3Fd"
         );
+    }
+
+    #[tokio::test]
+    async fn a_platform_that_does_not_run_is_named_once() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = free.local_addr().unwrap().to_string();
+        drop(free);
+        let platform = platform(&format!("http://{address}"));
+        let asked = platform.post_anonymous(&["api", "auth", "login"], &Value::Null);
+        let told = asked.await.unwrap_err().to_string();
+        assert_eq!(told.matches(&address).count(), 1, "{told}");
+        assert!(told.ends_with("; is the platform running?"), "{told}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, bytes, cell, items, table};
+use super::output::{Output, bytes, cell, items, table, time};
 
 /// Commands on data sets.
 #[derive(Subcommand)]
@@ -57,7 +57,7 @@ fn list_in_words(list: &Value) -> String {
             cell(dataset, "/rows"),
             size,
             shapes_in_words(&dataset["row_shapes"]),
-            cell(dataset, "/created_at"),
+            time(dataset, "/created_at"),
         ]
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();

@@ -70,6 +70,9 @@ pub struct Options {
     hub: HubArgs,
 }
 
+/// Told once the demo was asked to end.
+const STOPPING: &str = "stopping; Ctrl-C again ends at once";
+
 /// What the demo came to.
 struct Outcome {
     first_loss: f64,
@@ -87,9 +90,11 @@ pub fn run(options: &Options, output: &Output) -> Result<ExitCode, CliError> {
         let mut yard = Yard::open(&options.data_dir)?;
         let ended = tokio::select! {
             ended = show(options, &mut yard, output) => ended,
-            () = interrupted() => Ok(ExitCode::from(INTERRUPTED)),
+            () = interrupted() => {
+                remark(STOPPING);
+                Ok(ExitCode::from(INTERRUPTED))
+            }
         };
-        remark("stopping; Ctrl-C again ends at once");
         tokio::select! {
             () = yard.stop() => ended,
             () = interrupted() => Ok(ExitCode::from(INTERRUPTED)),
@@ -108,6 +113,7 @@ async fn show(options: &Options, yard: &mut Yard, output: &Output) -> Result<Exi
     if !options.exit {
         remark("the platform and its worker go on; Ctrl-C ends them");
         interrupted().await;
+        remark(STOPPING);
     }
     Ok(ExitCode::SUCCESS)
 }

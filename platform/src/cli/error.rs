@@ -128,10 +128,9 @@ fn details_in_words(told: &str, details: &Value) -> String {
             let _ = write!(lines, "\n  {problem}");
         }
     }
-    let unshown = details["bad_rows"]
-        .as_u64()
-        .unwrap_or(0)
-        .saturating_sub(rows.len() as u64);
+    let count = |of: &str| details[of].as_u64().unwrap_or(0);
+    let all = count("bad_rows") + count("untrainable_rows");
+    let unshown = all.saturating_sub(rows.len() as u64);
     if unshown > 0 {
         let _ = write!(lines, "\n  and {unshown} more");
     }

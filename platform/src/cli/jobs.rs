@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, bytes, cell, items, pairs, printable, table, time_span};
+use super::output::{Output, bytes, cell, figure, items, pairs, printable, table, time, time_span};
 
 /// Commands on jobs.
 #[derive(Subcommand)]
@@ -113,11 +113,15 @@ pub async fn run(
                 .post(&["api", "jobs", &id.to_string(), "resume"], &json!({}))
                 .await?;
             output.result(&job, |job| {
-                format!(
+                let mut words = format!(
                     "job {id} is {}, attempt {}",
                     cell(job, "/status"),
                     cell(job, "/attempt")
-                )
+                );
+                if let Some(why) = job["begins_anew_because"].as_str() {
+                    words.push_str(&format!("; it begins anew: {why}"));
+                }
+                words
             })?;
         }
         Command::Download(options) => download::run(&options, platform, output).await?,
@@ -143,7 +147,7 @@ fn print_log(log: &Value, output: &Output) -> Result<(), CliError> {
     for line in items(log) {
         output.result(line, |line| {
             let text = line["line"].as_str().map(printable).unwrap_or_default();
-            format!("{} {:<5} {text}", cell(line, "/at"), cell(line, "/level"))
+            format!("{} {:<5} {text}", time(line, "/at"), cell(line, "/level"))
         })?;
     }
     Ok(())
@@ -161,9 +165,9 @@ fn list_in_words(list: &Value) -> String {
             cell(job, "/name"),
             cell(job, "/status"),
             step.replace("-/-", "-"),
-            cell(job, "/progress/loss"),
+            figure(job, "/progress/loss"),
             cell(job, "/worker_id"),
-            cell(job, "/created_at"),
+            time(job, "/created_at"),
         ]
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
@@ -188,16 +192,17 @@ fn job_in_words(job: &Value) -> String {
         ("status", cell(job, "/status")),
         ("attempt", cell(job, "/attempt")),
         ("waits because", cell(job, "/waiting_because")),
+        ("begins anew", cell(job, "/begins_anew_because")),
         ("error", cell(job, "/error")),
         ("failure", cell(job, "/failure_kind")),
         ("worker", cell(job, "/worker_id")),
         ("epoch", cell(job, "/progress/epoch")),
         ("step", step.replace("- of -", "-")),
-        ("loss", cell(job, "/progress/loss")),
+        ("loss", figure(job, "/progress/loss")),
         ("time left", eta.map_or_else(|| "-".to_owned(), time_span)),
-        ("created", cell(job, "/created_at")),
-        ("started", cell(job, "/started_at")),
-        ("ended", cell(job, "/ended_at")),
+        ("created", time(job, "/created_at")),
+        ("started", time(job, "/started_at")),
+        ("ended", time(job, "/ended_at")),
     ];
     let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
     let mut words = pairs(&known);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, items, table};
+use super::output::{Output, cell, items, table, time};
 use super::settings::time_span;
 
 /// Commands on enrolment keys.
@@ -54,7 +54,7 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
                 format!(
                     "key {}, valid until {}; it is shown this once:\n\n  {}\n\non the new machine:\n\n  {}",
                     cell(made, "/id"),
-                    cell(made, "/expires_at"),
+                    time(made, "/expires_at"),
                     cell(made, "/key"),
                     cell(made, "/command")
                 )
@@ -83,8 +83,8 @@ fn list_in_words(list: &Value) -> String {
             cell(key, "/id"),
             cell(key, "/name_prefix"),
             uses,
-            cell(key, "/expires_at"),
-            cell(key, "/revoked_at"),
+            time(key, "/expires_at"),
+            time(key, "/revoked_at"),
         ]
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();

@@ -76,6 +76,26 @@ pub fn cell(value: &Value, pointer: &str) -> String {
     }
 }
 
+/// A figure of an answer to about four digits: `-` where there is none.
+pub fn figure(value: &Value, pointer: &str) -> String {
+    match value.pointer(pointer).and_then(Value::as_f64) {
+        Some(figure) if figure != 0.0 && (figure.abs() < 0.001 || figure.abs() >= 1e6) => {
+            format!("{figure:.3e}")
+        }
+        Some(figure) => format!("{figure:.4}"),
+        None => cell(value, pointer),
+    }
+}
+
+/// A time of an answer to the second, in UTC as it came: `-` where there is none.
+pub fn time(value: &Value, pointer: &str) -> String {
+    let text = cell(value, pointer);
+    match text.split_once('.') {
+        Some((seconds, _)) if text.ends_with('Z') => format!("{seconds}Z"),
+        _ => text,
+    }
+}
+
 /// Text without control characters: names that others chose must not steer the terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -164,6 +184,20 @@ mod tests {
             table(&["ID", "NAME"], &rows),
             "ID  NAME\n1   é\n10  long name"
         );
+    }
+
+    #[test]
+    fn figures_and_times_are_as_exact_as_a_person_wants_them() {
+        let job = json!({
+            "loss": 1.2345678901234567, "rate": 0.0000123456, "none": null,
+            "seen": "2026-01-02T03:04:05.123456789Z", "made": "2026-01-02T03:04:05Z"
+        });
+        assert_eq!(figure(&job, "/loss"), "1.2346");
+        assert_eq!(figure(&job, "/rate"), "1.235e-5");
+        assert_eq!(figure(&job, "/none"), "-");
+        assert_eq!(time(&job, "/seen"), "2026-01-02T03:04:05Z");
+        assert_eq!(time(&job, "/made"), "2026-01-02T03:04:05Z");
+        assert_eq!(time(&job, "/none"), "-");
     }
 
     #[test]

@@ -35,17 +35,17 @@ async fn serve(config: Config) -> Result<ExitCode, CliError> {
         .map_err(|error| CliError::Input(error.to_string()))?;
     if let Some(admin) = &running.first_admin {
         let password = match &admin.generated_password {
-            Some(password) => format!("password {}, shown this once", password.expose()),
-            None => "with the password of the settings".to_owned(),
+            Some(password) => format!("  password  {} (shown this once)", password.expose()),
+            None => "  password  that of the settings".to_owned(),
         };
         remark(&format!(
-            "made the first administrator: {}, {password}",
+            "made the first administrator\n  e-mail    {}\n{password}",
             admin.email
         ));
     }
     remark(&format!(
-        "listening on http://{}; people and workers reach it at {}",
-        running.address, running.public_url
+        "listening on {}://{}; people and workers reach it at {}",
+        running.scheme, running.address, running.public_url
     ));
     tokio::select! {
         _ = interrupt.recv() => {}

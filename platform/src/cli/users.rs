@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, items, table};
+use super::output::{Output, cell, items, table, time};
 use super::terminal;
 
 /// Commands on accounts.
@@ -142,7 +142,7 @@ fn list_in_words(list: &Value) -> String {
             cell(user, "/id"),
             cell(user, "/email"),
             cell(user, "/role"),
-            cell(user, "/created_at"),
+            time(user, "/created_at"),
         ]
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();

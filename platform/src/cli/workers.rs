@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, items, pairs, table};
+use super::output::{Output, cell, items, pairs, table, time};
 
 /// Commands on workers.
 #[derive(Subcommand)]
@@ -73,16 +73,17 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
 
 fn list_in_words(list: &Value) -> String {
     let row = |worker: &Value| {
-        [
+        let mut cells = [
             "/id",
             "/name",
             "/status",
             "/current_job_id",
             "/hardware/gpu_name",
-            "/last_seen_at",
         ]
         .map(|pointer| cell(worker, pointer))
-        .to_vec()
+        .to_vec();
+        cells.push(time(worker, "/last_seen_at"));
+        cells
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
     table(&["ID", "NAME", "STATUS", "JOB", "GPU", "LAST SEEN"], &rows)
@@ -95,7 +96,7 @@ fn worker_in_words(worker: &Value) -> String {
         ("name", cell(worker, "/name")),
         ("status", cell(worker, "/status")),
         ("job", cell(worker, "/current_job_id")),
-        ("last seen", cell(worker, "/last_seen_at")),
+        ("last seen", time(worker, "/last_seen_at")),
     ];
     for group in ["hardware", "benchmark"] {
         let fields = worker[group].as_object().into_iter().flatten();
