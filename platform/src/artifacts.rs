@@ -2,11 +2,13 @@
 //! are handed out. Whether a user may see a job is decided where jobs are.
 
 pub mod routes;
+pub use routes::refuse_of_deleted_job;
 #[cfg(test)]
 mod tests;
 
 use actix_web::HttpResponse;
 use actix_web::http::header;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use trainyard_shared::ids::JobId;
 use trainyard_shared::message::ArtifactFile;
@@ -48,6 +50,14 @@ pub fn job_folders(job: JobId) -> [String; 2] {
         format!("checkpoints/job-{job}"),
         format!("models/job-{job}"),
     ]
+}
+
+/// The job in one of whose folders a key lies.
+pub fn job_of_key(key: &StorageKey) -> Option<JobId> {
+    let mut parts = key.as_str().split('/');
+    let is_folder = matches!(parts.next(), Some("checkpoints" | "models"));
+    let number = parts.next()?.strip_prefix("job-")?.parse::<i64>().ok()?;
+    JobId::try_from(number).ok().filter(|_| is_folder)
 }
 
 /// A storage key that a worker has named, or the folder of several (a slash at its end is put up with), after
@@ -126,6 +136,32 @@ pub async fn redirect_to(
     Ok(HttpResponse::Found()
         .insert_header((header::LOCATION, url.expose()))
         .finish())
+}
+
+/// Removes the files of a job's checkpoints before the newest of the `kept` steps that are not of one of those.
+/// What lies beyond it is of one that is just being stored.
+///
+/// # Errors
+/// When the store fails; what is left is removed by the next call.
+pub async fn delete_old_checkpoints(
+    storage: &dyn ObjectStore,
+    job: JobId,
+    kept: &BTreeSet<u64>,
+) -> Result<(), StorageError> {
+    let Some(newest) = kept.last() else {
+        return Ok(());
+    };
+    let folder = &job_folders(job)[0];
+    for object in storage.list(&StorageKey::parse(folder)?).await? {
+        let within = object.key.as_str().strip_prefix(folder.as_str());
+        let step = within
+            .and_then(|rest| rest.strip_prefix("/step-")?.split('/').next()?.parse().ok())
+            .filter(|step: &u64| step < newest && !kept.contains(step));
+        if step.is_some() {
+            storage.delete(&object.key).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes all files of a job.

@@ -10,6 +10,9 @@ use crate::server::AppState;
 /// How long a part may take to show that it works.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// With less room than this the database is as good as full.
+const NEEDED_BYTES: u64 = 1 << 20;
+
 /// Answers as long as the process serves requests.
 #[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "alive")))]
 pub async fn alive() -> HttpResponse {
@@ -64,6 +67,14 @@ pub async fn ready(state: web::Data<AppState>) -> HttpResponse {
 
 async fn database_works(state: &AppState) -> Result<(), DatabaseError> {
     use diesel::prelude::*;
+    // Reading goes on when nothing can be written any more.
+    let folder = state.config.database_path.parent();
+    if let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty())
+        && rustix::fs::statvfs(folder)
+            .is_ok_and(|found| found.f_bavail.saturating_mul(found.f_frsize) < NEEDED_BYTES)
+    {
+        return Err(DatabaseError::Full);
+    }
     state
         .database
         .read(|connection| {

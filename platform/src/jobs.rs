@@ -1,12 +1,14 @@
 //! Jobs: what becomes of them, who runs them, how they are stored and shown.
 
 pub mod actor;
+mod change;
 pub mod commit;
 pub mod directory;
 pub mod event;
 pub mod failure;
 pub mod history;
 pub mod history_routes;
+pub mod log_budget;
 pub mod news;
 mod orders;
 pub mod phase;

@@ -7,7 +7,7 @@ use trainyard_shared::Secret;
 use trainyard_shared::ids::{JobId, WorkerId};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ArtifactError, URL_LIFETIME, key_of_job};
+use super::{ArtifactError, URL_LIFETIME, job_of_key, key_of_job};
 use crate::auth::CurrentWorker;
 use crate::database::DatabaseError;
 use crate::error::{ApiError, FieldProblem};
@@ -133,6 +133,25 @@ async fn job_of_worker(state: &AppState, job: JobId, worker: WorkerId) -> Result
     match found {
         Ok(row) if row.worker_id == Some(worker.get()) => Ok(row.dataset_id),
         Ok(_) | Err(DatabaseError::NotFound) => Err(ApiError::not_found("job of this worker")),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Leave that was given before a job was deleted must not bring its files back.
+///
+/// # Errors
+/// 404 where the key lies in the folder of a job that there is not.
+pub async fn refuse_of_deleted_job(state: &AppState, key: &StorageKey) -> Result<(), ApiError> {
+    let Some(job) = job_of_key(key) else {
+        return Ok(());
+    };
+    let found = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| jobs::store::row(c, job))
+        .await;
+    match found {
+        Ok(_) => Ok(()),
+        Err(DatabaseError::NotFound) => Err(ApiError::not_found("job")),
         Err(error) => Err(error.into()),
     }
 }

@@ -13,22 +13,21 @@ use std::time::Duration;
 use actix::prelude::*;
 use trainyard_shared::ids::UserId;
 
-use super::commit::{CommitError, commit};
+use super::change::{Change, Failed};
 use super::directory::JobError;
-use super::event::{Answer, Effect, Event, News, Outcome, Record, Transition};
+use super::event::{Answer, Event, News, Outcome, Report};
+use super::log_budget::LogBudget;
 use super::news;
-use super::orders;
 use super::phase::{JobTiming, Phase};
 use super::state::JobState;
 use super::store::{self, JobFacts, StoredJob};
 use super::waiting::Reasons;
 use crate::actors::Actors;
-use crate::artifacts;
+use crate::artifacts::{self, ArtifactError};
 use crate::auth::Role;
 use crate::clock::Moment;
 use crate::dashboards::hub::{SessionId, Subscribe, Subscribed};
-use crate::database::{DatabaseError, now};
-use crate::metrics::writer::Flush;
+use crate::database::DatabaseError;
 use crate::workers::lease::Lease;
 use crate::workers::supervisor::Release;
 
@@ -51,6 +50,7 @@ pub struct JobActor {
     timing: JobTiming,
     deadline: Option<(Moment, SpawnHandle)>,
     asked_at: Moment,
+    log_budget: LogBudget,
 }
 
 /// Let this happen to the job.
@@ -120,6 +120,7 @@ impl JobActor {
             timing,
             deadline: None,
             asked_at: now,
+            log_budget: LogBudget::new(now),
         }
     }
 
@@ -130,7 +131,7 @@ impl JobActor {
     fn apply(&mut self, event: Event) -> ActFuture<Result<Answer, JobError>> {
         let now = self.now();
         self.asked_at = now;
-        let outcome = self.state.apply(event.clone(), now, &self.timing);
+        let (event, outcome) = self.decide(event, now);
         let change = Change {
             actors: self.actors.clone(),
             facts: self.facts.clone(),
@@ -160,6 +161,31 @@ impl JobActor {
                     }
                 }),
         )
+    }
+
+    /// What the state machine makes of an event; a line of log is held to its limits.
+    fn decide(&mut self, mut event: Event, now: Moment) -> (Event, Outcome) {
+        let outcome = self.state.apply(event.clone(), now, &self.timing);
+        if outcome.answer != Answer::Taken {
+            return (event, outcome);
+        }
+        let Event::Reported { report, .. } = &mut event else {
+            return (event, outcome);
+        };
+        let Report::Logged(line) = report.as_mut() else {
+            return (event, outcome);
+        };
+        let Some(kept) = self.log_budget.take(line, now) else {
+            let dropped = Outcome {
+                next: self.state.clone(),
+                effects: Vec::new(),
+                answer: Answer::Ignored("more lines of log than are kept"),
+            };
+            return (event, dropped);
+        };
+        *line = kept;
+        let outcome = self.state.apply(event.clone(), now, &self.timing);
+        (event, outcome)
     }
 
     /// Takes the state from the database, and makes up for what could not be told while it was unknown.
@@ -260,126 +286,6 @@ async fn reconcile(actors: &Actors, facts: &JobFacts, before: &JobState, after: 
 
 type ActFuture<T> = ResponseActFuture<JobActor, T>;
 
-/// An event on its way through.
-struct Change {
-    actors: Actors,
-    facts: Arc<JobFacts>,
-    before: JobState,
-    revision: i64,
-    event: Event,
-}
-
-/// What came of an event.
-struct Carried {
-    next: JobState,
-    revision: i64,
-    answer: Answer,
-    follow_up: Vec<Event>,
-}
-
-/// Nothing came of it.
-struct Failed {
-    error: JobError,
-    /// Whether it is unknown what the database holds now.
-    reread: bool,
-}
-
-impl Change {
-    async fn carry_out(self, outcome: Outcome) -> Result<Carried, Failed> {
-        let Outcome {
-            next,
-            effects,
-            answer,
-        } = outcome;
-        let mut revision = self.revision;
-        let mut follow_up = Vec::new();
-        for effect in effects {
-            match effect {
-                Effect::Persist(transition) => {
-                    revision = self.persist(&next, transition).await?;
-                }
-                Effect::Publish(news) => {
-                    let change = news::Change {
-                        before: &self.before,
-                        after: &next,
-                    };
-                    news::publish(&self.actors, &self.facts, news, &change).await;
-                }
-                Effect::Send(command) => {
-                    let order = orders::Order {
-                        facts: &self.facts,
-                        state: &next,
-                        event: &self.event,
-                    };
-                    follow_up.extend(order.give(&self.actors, command).await);
-                }
-            }
-        }
-        Ok(Carried {
-            next,
-            revision,
-            answer,
-            follow_up,
-        })
-    }
-
-    async fn persist(&self, next: &JobState, transition: Transition) -> Result<i64, Failed> {
-        self.check_files(&transition)
-            .await
-            .map_err(|error| Failed {
-                error,
-                reread: false,
-            })?;
-        let voids_points =
-            matches!(transition.record, Some(Record::Started(_))) && next.attempt > 1;
-        let ends = transition.to.is_ended() && !transition.from.is_ended();
-        let checkpoint = matches!(transition.record, Some(Record::Checkpoint(_)));
-        if voids_points || ends || checkpoint {
-            // What was reported must be in the database before a part of it is void, before a checkpoint behind
-            // it is acknowledged, and before anyone hears that the job has ended and asks for all of it.
-            let flushed = self.actors.metrics.send(Flush).await;
-            flushed
-                .unwrap_or(Err(DatabaseError::Stopped))
-                .map_err(failed)?;
-        }
-        tracing::info!(
-            job.id = %self.facts.id, job.attempt = next.attempt, from = %transition.from,
-            to = %transition.to, detail = transition.detail, "job {}", transition.kind.as_str()
-        );
-        let (next, revision) = (next.clone(), self.revision);
-        let committed = self
-            .actors
-            .database
-            .write(move |c| commit(c, revision, &next, &transition, now()))
-            .await;
-        committed.map_err(|error| match error {
-            CommitError::Stale => Failed {
-                error: DatabaseError::Busy.into(),
-                reread: true,
-            },
-            CommitError::Database(error) => failed(error),
-        })
-    }
-
-    async fn check_files(&self, transition: &Transition) -> Result<(), JobError> {
-        let files = match &transition.record {
-            Some(Record::Checkpoint(data)) => &data.files,
-            Some(Record::Result(data)) => &data.files,
-            _ => return Ok(()),
-        };
-        let storage = self.actors.storage.as_ref();
-        Ok(artifacts::check_stored(storage, self.facts.id, files).await?)
-    }
-}
-
-fn failed(error: DatabaseError) -> Failed {
-    let reread = !matches!(error, DatabaseError::Full | DatabaseError::Busy);
-    Failed {
-        error: error.into(),
-        reread,
-    }
-}
-
 impl Actor for JobActor {
     type Context = Context<Self>;
 
@@ -471,13 +377,14 @@ impl Handler<Delete> for JobActor {
         }
         let (actors, job) = (self.actors.clone(), self.facts.id);
         let deleting = async move {
+            // Files first: as long as the job is there, whatever is left can be deleted by another try.
+            artifacts::delete_of_job(actors.storage.as_ref(), job)
+                .await
+                .map_err(ArtifactError::Storage)?;
             actors
                 .database
                 .write::<_, DatabaseError, _>(move |c| store::delete(c, job))
                 .await?;
-            if let Err(error) = artifacts::delete_of_job(actors.storage.as_ref(), job).await {
-                tracing::error!(job.id = %job, %error, "files of a deleted job are left");
-            }
             Ok(Answer::Taken)
         };
         AtomicResponse::new(Box::pin(deleting.into_actor(self).map(

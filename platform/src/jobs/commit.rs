@@ -66,7 +66,10 @@ pub fn commit(
             let kept = stored(next.resume_from.unwrap_or(0));
             void_points(connection, id, attempt, kept)?;
         }
-        Some(Record::Checkpoint(data)) => add_checkpoint(connection, id, attempt, data, now)?,
+        Some(Record::Checkpoint(data)) => {
+            add_checkpoint(connection, id, attempt, data, now)?;
+            forget_checkpoints(connection, next)?;
+        }
         Some(Record::Result(data)) => {
             diesel::update(jobs::table.find(id.get()))
                 .set(jobs::result.eq(to_json_text(data)?))
@@ -198,6 +201,40 @@ fn add_checkpoint(
         .execute(connection)?;
     for file in &data.files {
         add_artifact(connection, id, attempt, Some(step), file, now)?;
+    }
+    Ok(())
+}
+
+/// Removes the checkpoints that are not kept any more. Their files are removed by who calls this, once it is
+/// committed.
+fn forget_checkpoints(connection: &mut DbConnection, next: &JobState) -> Result<(), DatabaseError> {
+    let id = next.id.get();
+    let known: Vec<(i32, i64)> = checkpoints::table
+        .filter(checkpoints::job_id.eq(id))
+        .select((checkpoints::attempt, checkpoints::step))
+        .load(connection)?;
+    let kept = |attempt: i32, step: i64| {
+        let key = (attempt.cast_unsigned(), step.cast_unsigned());
+        next.checkpoints.contains_key(&key)
+    };
+    for (attempt, step) in known {
+        if kept(attempt, step) {
+            continue;
+        }
+        diesel::delete(
+            checkpoints::table
+                .filter(checkpoints::job_id.eq(id))
+                .filter(checkpoints::attempt.eq(attempt))
+                .filter(checkpoints::step.eq(step)),
+        )
+        .execute(connection)?;
+        diesel::delete(
+            artifacts::table
+                .filter(artifacts::job_id.eq(id))
+                .filter(artifacts::attempt.eq(attempt))
+                .filter(artifacts::step.eq(step)),
+        )
+        .execute(connection)?;
     }
     Ok(())
 }

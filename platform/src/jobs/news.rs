@@ -134,6 +134,7 @@ pub fn update(state: &JobState) -> JobUpdateData {
         eta_seconds: progress.eta_seconds,
         attempt: Some(state.attempt),
         awaiting_worker: Some(state.awaiting_worker),
+        begins_anew_because: state.begins_anew_because(),
         failure_kind: failure.map(|failure| failure.kind),
         error: failure.map(|failure| failure.error.clone()),
         ..JobUpdateData::of(state.status())

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 
 use trainyard_shared::message::TrainingProgressData;
 
+/// No training has more optimizer steps; a number beyond it is a fault of the worker's.
+const MAX_STEP: u64 = 1_000_000_000;
+
 /// The newest step of the present attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Progress {
@@ -36,6 +39,17 @@ impl Progress {
     /// The step that is shown; 0 before the first.
     pub fn step(&self) -> u64 {
         self.newest.as_ref().map_or(0, |newest| newest.step)
+    }
+
+    /// Whether a job that has `total_steps`, where that is known, can be at the reported step. One that it
+    /// cannot be at would be shown to its end, since shown steps never go back.
+    pub fn is_possible(&self, reported: &TrainingProgressData, total_steps: Option<u64>) -> bool {
+        let named = reported
+            .total_steps
+            .or(self.newest.as_ref().and_then(|newest| newest.total_steps));
+        let last = [total_steps, named].into_iter().flatten();
+        let last = last.filter(|total| *total > 0).fold(MAX_STEP, u64::min);
+        reported.step <= last
     }
 
     /// Takes a reported step in.
@@ -107,6 +121,34 @@ mod tests {
             kept,
             [(1, 10, 1.0), (1, 20, 0.9), (1, 30, 0.8), (1, 31, 0.79)]
         );
+    }
+
+    #[test]
+    fn a_step_beyond_the_last_is_not_possible() {
+        let of = |step, total_steps| TrainingProgressData {
+            total_steps,
+            ..reported(step, 1.0)
+        };
+        let mut progress = Progress::default();
+        for (step, named, known, possible) in [
+            (10, None, Some(10), true),
+            (11, None, Some(10), false),
+            (11, Some(20), Some(10), false),
+            (21, Some(20), None, false),
+            (20, Some(20), None, true),
+            (5, Some(0), None, true),
+            (MAX_STEP, None, None, true),
+            (MAX_STEP + 1, None, None, false),
+            (u64::MAX, Some(u64::MAX), None, false),
+        ] {
+            assert_eq!(
+                progress.is_possible(&of(step, named), known),
+                possible,
+                "{step} {named:?} {known:?}"
+            );
+        }
+        progress.take(&of(1, Some(20)));
+        assert!(!progress.is_possible(&of(21, None), None));
     }
 
     #[test]

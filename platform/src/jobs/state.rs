@@ -11,6 +11,8 @@
 //!    +------------ a retry, a new attempt -----+
 //! ```
 
+mod resume;
+
 use std::collections::BTreeMap;
 
 use trainyard_shared::ids::{JobId, WorkerId};
@@ -26,6 +28,9 @@ use super::failure::{Failure, is_worth_a_retry, kind_of, step_of_path};
 use super::phase::{CheckpointMark, JobTiming, Phase};
 use super::progress::{Arrival, Progress};
 use crate::clock::Moment;
+
+use resume::resume_detail;
+pub use resume::why_anew;
 
 /// Longest error text of a worker that is kept; it goes to every list of jobs and to dashboards.
 const MAX_ERROR_BYTES: usize = 128 * 1024;
@@ -51,6 +56,10 @@ pub struct JobState {
     pub resume_from: Option<u64>,
     /// The checkpoints that are recorded, by (attempt, step): newest last.
     pub checkpoints: BTreeMap<(u32, u64), CheckpointMark>,
+    /// So many checkpoints with checked files are kept, beside the one that the present attempt goes on from.
+    pub save_total_limit: usize,
+    /// How many steps the present attempt has, where its worker said so when it started.
+    pub total_steps: Option<u64>,
     /// Newest progress of the present attempt.
     pub progress: Progress,
     /// Why it failed last. Kept while a retry is queued.
@@ -80,6 +89,8 @@ impl JobState {
             awaiting_worker: false,
             resume_from: None,
             checkpoints: BTreeMap::new(),
+            save_total_limit: usize::MAX,
+            total_steps: None,
             progress: Progress::default(),
             failure: None,
         }
@@ -98,22 +109,6 @@ impl JobState {
             Phase::Stopping { stop_by, .. } => Some(stop_by),
             _ => None,
         }
-    }
-
-    /// Step of the newest checkpoint, whether or not its files were checked.
-    pub fn last_checkpoint_step(&self) -> Option<u64> {
-        self.checkpoints
-            .last_key_value()
-            .map(|((_, step), _)| *step)
-    }
-
-    /// The newest checkpoint that a new attempt can go on from, as (attempt, step).
-    pub fn resumable_checkpoint(&self) -> Option<(u32, u64)> {
-        self.checkpoints
-            .iter()
-            .rev()
-            .find(|(_, mark)| mark.verified)
-            .map(|(key, _)| *key)
     }
 
     /// The platform has restarted: nobody is connected, and waiting times begin anew.
@@ -271,6 +266,7 @@ impl JobState {
             worker,
             missing_by: None,
         };
+        next.total_steps = data.total_steps;
         self.step(next, TransitionKind::Started, String::new())
             .record(Record::Started(data))
             .publish(News::Update)
@@ -280,6 +276,9 @@ impl JobState {
     fn progressed(&self, worker: WorkerId, data: &TrainingProgressData) -> Outcome {
         if self.phase.worker().is_none() {
             return self.ignored("the job has ended");
+        }
+        if !self.progress.is_possible(data, self.total_steps) {
+            return self.ignored("a step beyond the job's last");
         }
         let mut next = self.clone();
         let arrival = next.progress.take(data);
@@ -326,6 +325,10 @@ impl JobState {
             };
         }
         next.checkpoints.insert(key, CheckpointMark { verified });
+        next.forget_old_checkpoints();
+        if !next.checkpoints.contains_key(&key) {
+            return self.ignored("an older checkpoint than those that are kept");
+        }
         if let Phase::Assigned { .. } = self.phase {
             next.phase = Phase::Running {
                 worker,
@@ -514,6 +517,7 @@ impl JobState {
         next.attempt = self.attempt + 1;
         next.awaiting_worker = false;
         next.resume_from = self.resumable_checkpoint().map(|(_, step)| step);
+        next.total_steps = None;
         next.progress = Progress::default();
         next
     }
@@ -543,13 +547,6 @@ impl JobState {
                 record: None,
             },
         )
-    }
-}
-
-fn resume_detail(next: &JobState) -> String {
-    match next.resume_from {
-        Some(step) => format!("attempt {} goes on from step {step}", next.attempt),
-        None => format!("attempt {} begins anew", next.attempt),
     }
 }
 

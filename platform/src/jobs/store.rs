@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use trainyard_shared::ids::{DatasetId, JobId, UserId, WorkerId};
 use trainyard_shared::message::{JobCompletedData, JobStartedData, TrainingProgressData};
+use trainyard_shared::training::TrainingConfig;
 use trainyard_shared::{FailureKind, JobStatus};
 
 use super::failure::Failure;
@@ -302,6 +303,13 @@ pub fn load(
                 ((count(attempt), step(at)), CheckpointMark { verified })
             })
             .collect(),
+        save_total_limit: save_total_limit(row.config()?),
+        total_steps: match phase {
+            Phase::Running { .. } | Phase::Stopping { .. } => {
+                row.started_data()?.and_then(|started| started.total_steps)
+            }
+            _ => None,
+        },
         progress: Progress::known(row.newest_progress()?),
         failure: row.failure(),
     };
@@ -318,6 +326,12 @@ pub fn load(
         state,
         revision: row.revision,
     }))
+}
+
+/// A config was checked when the job was made.
+fn save_total_limit(config: Map<String, Value>) -> usize {
+    let parsed = TrainingConfig::parse(&Value::Object(config)).unwrap_or_default();
+    usize::try_from(parsed.save_total_limit).unwrap_or(usize::MAX)
 }
 
 /// The jobs that are with a worker.

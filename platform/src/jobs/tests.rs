@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::testing::sockets::{SHORT, TestWorker};
 use crate::testing::{Platform, Session};
 
+mod checkpoints;
 mod loss;
 mod progress;
 mod rest;

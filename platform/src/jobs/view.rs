@@ -8,7 +8,7 @@ use trainyard_shared::{FailureKind, JobStatus};
 use utoipa::ToSchema;
 
 use super::history::{ArtifactRow, CheckpointRow};
-use super::state::JobState;
+use super::state::{JobState, why_anew};
 use super::store::JobRow;
 use crate::artifacts::job_folders;
 use crate::database::{DatabaseError, from_json_text, shown_time};
@@ -42,6 +42,10 @@ pub struct JobView {
     max_retries: i32,
     /// Step of the checkpoint that this attempt goes on from.
     resume_from: Option<i64>,
+    /// Why this attempt begins anew though another came before it, for a person. Only where one job is asked
+    /// for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    begins_anew_because: Option<String>,
     /// The config as it was sent.
     #[schema(value_type = Object)]
     config: Map<String, Value>,
@@ -146,6 +150,7 @@ impl JobView {
             priority: row.priority,
             max_retries: row.max_retries,
             resume_from: row.resume_from,
+            begins_anew_because: None,
             config: row.config()?,
             started,
             result: row.result_data()?.map(ResultView::from),
@@ -167,6 +172,12 @@ impl JobView {
         checkpoints: Vec<CheckpointView>,
         artifacts: Vec<ArtifactView>,
     ) -> Self {
+        let attempt = i32::try_from(self.attempt).unwrap_or(i32::MAX);
+        if attempt > 1 && self.resume_from.is_none() {
+            let earlier = checkpoints.iter().filter(|at| at.attempt < attempt);
+            let newest = earlier.max_by_key(|at| (at.attempt, at.step));
+            self.begins_anew_because = Some(why_anew(newest.map(|at| at.step.cast_unsigned())));
+        }
         self.checkpoints = Some(checkpoints);
         self.artifacts = Some(artifacts);
         self

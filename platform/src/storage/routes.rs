@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use super::object_store::{ByteRange, Expected, ObjectInfo};
 use super::signed_url::{SignedQuery, UploadTerms};
 use super::{StorageError, StorageKey};
+use crate::artifacts;
 use crate::error::{ApiError, ErrorCode};
 use crate::http::UploadBody;
 use crate::server::AppState;
@@ -35,8 +36,14 @@ pub async fn download(
         return Err(not_permitted());
     }
     let info = state.storage.info(&key).await?;
-    let range = wanted_range(&request, &info);
-    let object = match state.storage.open(&key, range).await {
+    let mut range = wanted_range(&request, &info);
+    let mut opened = state.storage.open(&key, range).await;
+    if range.is_some() && opened.as_ref().is_ok_and(|it| it.info.etag != info.etag) {
+        // Replaced in between: a range of it must not be joined to what the client has.
+        range = None;
+        opened = state.storage.open(&key, None).await;
+    }
+    let object = match opened {
         Err(error @ StorageError::RangeNotSatisfiable { size_bytes }) => {
             let mut response = actix_web::ResponseError::error_response(&ApiError::from(error));
             let value = HeaderValue::from_str(&format!("bytes */{size_bytes}"))
@@ -44,7 +51,7 @@ pub async fn download(
             response.headers_mut().insert(header::CONTENT_RANGE, value);
             return Ok(response);
         }
-        opened => opened?,
+        object => object?,
     };
     let mut response = if range.is_some() {
         HttpResponse::PartialContent()
@@ -90,7 +97,10 @@ pub async fn upload(
     mut body: UploadBody,
 ) -> Result<HttpResponse, ApiError> {
     let stored = match permitted_upload(&state, &request) {
-        Ok((key, terms)) => store(&state, &key, &terms, &mut body).await,
+        Ok((key, terms)) => match artifacts::refuse_of_deleted_job(&state, &key).await {
+            Ok(()) => store(&state, &key, &terms, &mut body).await,
+            Err(error) => Err(error),
+        },
         Err(error) => Err(error),
     };
     if stored.is_err() {

@@ -237,7 +237,7 @@ impl TestWorker {
     /// Takes the next job and starts it.
     pub(crate) async fn take_job(&mut self) -> i64 {
         let job = self.receive_job().await["job_id"].as_i64().unwrap();
-        self.say_acked("job_started", job, json!({"total_steps": 10}))
+        self.say_acked("job_started", job, json!({"total_steps": 10_000}))
             .await;
         job
     }

@@ -3,6 +3,7 @@ use crate::jobs::event::Effect;
 use std::time::Duration;
 use trainyard_shared::message::{ArtifactFile, JobFailedData, JobStoppedData};
 
+mod checkpoints;
 mod worker_loss;
 
 const A: WorkerId = WorkerId(1);

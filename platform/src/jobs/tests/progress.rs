@@ -172,3 +172,88 @@ async fn what_a_worker_logs_is_kept_with_the_job() {
     assert_eq!(logs["items"][0]["line"], "3 rows skipped");
     assert_eq!(logs["items"][0]["level"], "warn");
 }
+
+#[actix_web::test]
+async fn an_absurd_step_is_ignored_and_does_not_freeze_what_is_shown() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let mut worker = TestWorker::ready(&admin).await;
+    let job = admin.job(json!({})).await;
+    worker.receive_job().await;
+    worker
+        .say_acked("job_started", job, json!({"total_steps": 100}))
+        .await;
+    let absurd = 9_007_199_254_740_991_u64;
+    for data in [
+        json!({"step": 3, "loss": 1.0}),
+        json!({"step": 101, "loss": 1.0}),
+        json!({"step": absurd, "loss": 1.0}),
+        json!({"step": absurd, "total_steps": absurd, "loss": 1.0}),
+        json!({"step": 4, "loss": 0.9}),
+    ] {
+        worker.say("training_progress", job, data).await;
+    }
+    worker.everything_sent().await;
+    let (_, shown) = admin.get(&format!("/api/jobs/{job}")).await;
+    assert_eq!(shown["progress"]["step"], 4);
+    let (_, curve) = admin.get(&format!("/api/jobs/{job}/metrics")).await;
+    let steps = curve["points"].as_array().unwrap().iter();
+    let steps: Vec<_> = steps.map(|point| point["step"].clone()).collect();
+    assert_eq!(steps, [3, 4]);
+}
+
+#[actix_web::test]
+async fn a_worker_that_logs_without_end_does_not_fill_the_database() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let (mut worker, job) = training(&admin, json!({})).await;
+    let long = "\u{e4}".repeat(100_000);
+    worker
+        .say("worker_log", job, json!({"line": long, "level": "warn"}))
+        .await;
+    for number in 0..3_000 {
+        worker
+            .say("worker_log", job, json!({"line": format!("line {number}")}))
+            .await;
+    }
+    worker.everything_sent().await;
+    let (_, log) = admin.get(&format!("/api/jobs/{job}/logs")).await;
+    let lines = log["items"].as_array().unwrap();
+    let first = lines[0]["line"].as_str().unwrap();
+    assert!(first.len() <= 4096 && first.ends_with("[cut]"), "{first}");
+    assert!(lines.len() < 1_000, "{}", lines.len());
+}
+
+#[actix_web::test]
+async fn a_resume_that_cannot_go_on_says_so_and_why() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let mut dashboard = admin.dashboard().await;
+    let (mut worker, job) = training(&admin, json!({})).await;
+    let path = format!("checkpoints/job-{job}/step-400/");
+    worker
+        .say_acked("checkpoint_saved", job, json!({"step": 400, "path": path}))
+        .await;
+    worker
+        .say_acked("job_failed", job, json!({"error": "power"}))
+        .await;
+    dashboard
+        .send(json!({"type": "subscribe_job", "job_id": job}))
+        .await;
+    dashboard.receive("job_update").await;
+    let (_, resumed) = admin
+        .post(&format!("/api/jobs/{job}/resume"), json!({}))
+        .await;
+    let why = resumed["begins_anew_because"].as_str().unwrap();
+    assert!(why.contains("step 400"), "{why}");
+    let update = dashboard
+        .receive_where(|update| update["data"]["attempt"] == 2)
+        .await;
+    assert_eq!(update["data"]["begins_anew_because"], why);
+    let (_, events) = admin.get(&format!("/api/jobs/{job}/events")).await;
+    let resumed = events["items"].as_array().unwrap().iter();
+    let resumed = resumed.filter(|event| event["kind"] == "resumed");
+    let details: Vec<_> = resumed.map(|event| event["detail"].clone()).collect();
+    assert_eq!(details.len(), 1);
+    assert!(details[0].as_str().unwrap().contains(why), "{details:?}");
+}
