@@ -9,6 +9,7 @@ pub mod model;
 pub mod platform;
 pub mod process;
 pub mod scripted_worker;
+pub mod small_disk;
 pub mod socket;
 pub mod worker;
 

@@ -1,6 +1,7 @@
 //! A running `trainyard serve` with a data folder and a port of its own.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 use tokio::process::Command;
@@ -18,7 +19,8 @@ pub struct Platform {
     settings: BTreeMap<String, String>,
     address: String,
     earlier_output: String,
-    data: TempDir,
+    data: PathBuf,
+    _temporary: Option<TempDir>,
 }
 
 impl Platform {
@@ -29,7 +31,16 @@ impl Platform {
 
     /// The same with some settings of the test's own, which win.
     pub async fn start_with(own: &[(&str, &str)]) -> Self {
-        let data = tempfile::tempdir().expect("a temporary folder can be made");
+        let temporary = tempfile::tempdir().expect("a temporary folder can be made");
+        let started = Self::start_at(temporary.path(), own).await;
+        Self {
+            _temporary: Some(temporary),
+            ..started
+        }
+    }
+
+    /// The same with its data in a folder that stays.
+    pub async fn start_at(data: &Path, own: &[(&str, &str)]) -> Self {
         let defaults = [
             ("BIND", "127.0.0.1:0"),
             ("ADMIN_EMAIL", ADMIN_EMAIL),
@@ -44,7 +55,7 @@ impl Platform {
             .chain(own)
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        settings.insert("DATA_DIR".to_owned(), data.path().display().to_string());
+        settings.insert("DATA_DIR".to_owned(), data.display().to_string());
         let mut process = spawn(&settings);
         let address = wait_until_ready(&mut process).await;
         settings.insert("BIND".to_owned(), address.clone());
@@ -53,7 +64,8 @@ impl Platform {
             settings,
             address,
             earlier_output: String::new(),
-            data,
+            data: data.to_owned(),
+            _temporary: None,
         }
     }
 
@@ -68,8 +80,8 @@ impl Platform {
     }
 
     /// The folder that holds the platform's database and files.
-    pub fn data_dir(&self) -> &std::path::Path {
-        self.data.path()
+    pub fn data_dir(&self) -> &Path {
+        &self.data
     }
 
     /// The platform's process.
@@ -119,7 +131,8 @@ fn spawn(settings: &BTreeMap<String, String>) -> Process {
 async fn wait_until_ready(process: &mut Process) -> String {
     process
         .line("the address that it listens on", |line| {
-            let (_, rest) = line.split_once("listening on http://")?;
+            let (_, rest) = line.split_once("listening on ")?;
+            let (_, rest) = rest.split_once("://")?;
             let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || ".:".contains(c)));
             Some(rest[..end.unwrap_or(rest.len())].to_owned())
         })

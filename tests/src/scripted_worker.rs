@@ -183,7 +183,7 @@ impl ScriptedWorker {
     pub async fn take_job(&mut self) -> i64 {
         let start = self.receive_job().await;
         let job_id = start["job_id"].as_i64().expect("a job has an id");
-        self.say("job_started", job_id, json!({"total_steps": 10}))
+        self.say("job_started", job_id, json!({"total_steps": 10_000}))
             .await;
         job_id
     }

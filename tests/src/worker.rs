@@ -17,54 +17,69 @@ pub struct Worker {
     /// The process.
     pub process: Process,
     settings: BTreeMap<String, String>,
-    state: TempDir,
+    state: PathBuf,
+    _temporary: Option<TempDir>,
 }
 
 impl Worker {
     /// Starts a worker that enrols with `key`, with short timings.
     pub fn start(platform: &Platform, models: &TinyModel, key: &str) -> Self {
-        let state = tempfile::tempdir().expect("a temporary folder can be made");
-        let mut settings: BTreeMap<String, String> = [
-            ("PLATFORM_URL", platform.url().as_str()),
-            ("WORKER_KEY", key),
-            ("HEARTBEAT_INTERVAL", "0.3"),
-            ("METRICS_INTERVAL", "0.3"),
-            ("RECONNECT_DELAY", "0.2"),
-            ("HF_HUB_OFFLINE", "1"),
-            ("DEVICE", "cpu"),
-            ("BENCHMARK_SECONDS", "0.5"),
-            ("LOG", "info"),
-        ]
-        .iter()
-        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-        .collect();
-        settings.insert(
-            "MODELS_DIR".to_owned(),
-            models.models_dir().display().to_string(),
-        );
-        Self::start_in(state, settings)
+        Self::start_with(platform, models, key, &[])
+    }
+
+    /// The same with some settings of the test's own, which win.
+    pub fn start_with(
+        platform: &Platform,
+        models: &TinyModel,
+        key: &str,
+        own: &[(&str, &str)],
+    ) -> Self {
+        let mut settings = settings(platform, models, key);
+        for (name, value) in own {
+            settings.insert((*name).to_owned(), (*value).to_owned());
+        }
+        Self::start_in_temporary(settings)
+    }
+
+    /// The same with its state in a folder that stays.
+    pub fn start_at(state: &Path, platform: &Platform, models: &TinyModel, key: &str) -> Self {
+        Self::start_in(state, settings(platform, models, key))
+    }
+
+    fn start_in_temporary(settings: BTreeMap<String, String>) -> Self {
+        let temporary = tempfile::tempdir().expect("a temporary folder can be made");
+        let started = Self::start_in(temporary.path(), settings);
+        Self {
+            _temporary: Some(temporary),
+            ..started
+        }
     }
 
     /// Starts a second process with a copy of this one's identity.
     pub fn start_copy(&self) -> Self {
-        let state = tempfile::tempdir().expect("a temporary folder can be made");
-        copy_folder(self.state.path(), state.path());
-        Self::start_in(state, self.settings.clone())
+        let temporary = tempfile::tempdir().expect("a temporary folder can be made");
+        copy_folder(&self.state, temporary.path());
+        let started = Self::start_in(temporary.path(), self.settings.clone());
+        Self {
+            _temporary: Some(temporary),
+            ..started
+        }
     }
 
-    fn start_in(state: TempDir, mut settings: BTreeMap<String, String>) -> Self {
-        settings.insert("STATE_DIR".to_owned(), state.path().display().to_string());
+    fn start_in(state: &Path, mut settings: BTreeMap<String, String>) -> Self {
+        settings.insert("STATE_DIR".to_owned(), state.display().to_string());
         let process = spawn(&settings);
         Self {
             process,
             settings,
-            state,
+            state: state.to_owned(),
+            _temporary: None,
         }
     }
 
     /// The folder that holds the worker's identity and outbox.
     pub fn state_dir(&self) -> &Path {
-        self.state.path()
+        &self.state
     }
 
     /// Waits until the platform shows one worker that is ready for jobs; returns its number.
@@ -83,6 +98,28 @@ impl Worker {
         self.process.kill().await;
         self.process = spawn(&self.settings);
     }
+}
+
+fn settings(platform: &Platform, models: &TinyModel, key: &str) -> BTreeMap<String, String> {
+    let mut settings: BTreeMap<String, String> = [
+        ("PLATFORM_URL", platform.url().as_str()),
+        ("WORKER_KEY", key),
+        ("HEARTBEAT_INTERVAL", "0.3"),
+        ("METRICS_INTERVAL", "0.3"),
+        ("RECONNECT_DELAY", "0.2"),
+        ("HF_HUB_OFFLINE", "1"),
+        ("DEVICE", "cpu"),
+        ("BENCHMARK_SECONDS", "0.5"),
+        ("LOG", "info"),
+    ]
+    .iter()
+    .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+    .collect();
+    settings.insert(
+        "MODELS_DIR".to_owned(),
+        models.models_dir().display().to_string(),
+    );
+    settings
 }
 
 fn spawn(settings: &BTreeMap<String, String>) -> Process {

@@ -3,7 +3,7 @@
 use serde_json::json;
 use trainyard_tests::model::TINY_MODEL_ID;
 use trainyard_tests::scripted_worker::job_with_status;
-use trainyard_tests::{Client, Platform, ScriptedWorker, TinyModel, Worker, dataset};
+use trainyard_tests::{Client, Platform, ScriptedWorker, TinyModel, Worker, dataset, eventually};
 use uuid::Uuid;
 
 async fn submit(admin: &Client, rows: usize) -> i64 {
@@ -120,4 +120,49 @@ async fn worker_that_crashes_while_training_fails_the_job_soon_and_resumes_it_fr
         .await
         .ok();
     job_with_status(&admin, job_id, "stopped").await;
+}
+
+/// Progress is not acknowledged: a crash may lose the last second of it, but what is shown is what is stored.
+#[tokio::test]
+async fn after_a_crash_the_shown_step_is_the_last_of_the_curve() {
+    let mut platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+    let admin = platform.admin().await;
+    let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
+    let job_id = submit(&admin, 4).await;
+    worker.take_job().await;
+    for step in 1..=60 {
+        let data = json!({"step": step, "loss": 0.5});
+        worker.say("training_progress", job_id, data).await;
+        if step == 30 {
+            // Reading the curve writes what has come so far.
+            let path = format!("/api/jobs/{job_id}/metrics");
+            eventually("step 30 to be stored", async || {
+                let curve = admin.get(&path).await.ok();
+                (curve["points"].as_array()?.len() >= 30).then_some(())
+            })
+            .await;
+        }
+    }
+    platform.crash_and_restart().await;
+
+    let admin = platform.admin().await;
+    let job = admin.get(&format!("/api/jobs/{job_id}")).await.ok();
+    let curve = admin.get(&format!("/api/jobs/{job_id}/metrics")).await.ok();
+    let last = curve["points"].as_array().unwrap().last().unwrap();
+    assert_eq!(job["progress"]["step"], last["step"]);
+    assert!(last["step"].as_u64() >= Some(30), "{last}");
+    let mut back = ScriptedWorker::connect(&platform, &worker.identity).await;
+    back.register(&admin).await;
+    back.pong(Some(job_id)).await;
+    back.say(
+        "training_progress",
+        job_id,
+        json!({"step": 61, "loss": 0.4}),
+    )
+    .await;
+    eventually("the next step to be shown", async || {
+        let job = admin.get(&format!("/api/jobs/{job_id}")).await.ok();
+        (job["progress"]["step"] == 61).then_some(())
+    })
+    .await;
 }

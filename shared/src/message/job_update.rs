@@ -140,6 +140,9 @@ pub struct JobUpdateData {
     /// Why a queued job waits, for a person.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_because: Option<String>,
+    /// Why an attempt that follows another begins anew instead of going on from a checkpoint, for a person.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins_anew_because: Option<String>,
     /// Whose the failure is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure_kind: Option<FailureKind>,
@@ -171,6 +174,7 @@ impl JobUpdateData {
             attempt: None,
             awaiting_worker: None,
             waiting_because: None,
+            begins_anew_because: None,
             failure_kind: None,
             error: None,
         }
