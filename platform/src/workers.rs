@@ -3,7 +3,7 @@
 mod authentication;
 pub mod dispatcher;
 pub mod event;
-mod job_messages;
+pub mod job_messages;
 pub mod lease;
 pub mod placement;
 pub mod routes;

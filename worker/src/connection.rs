@@ -11,6 +11,7 @@ pub mod outbox;
 mod reports;
 #[cfg(test)]
 mod tests;
+pub mod waiting;
 
 pub use actor::{Connection, Leave, Parts};
 pub use reports::{Activity, Deliver, Reports, SendReport, SharedActivity, TellActivity};

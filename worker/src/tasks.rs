@@ -3,7 +3,7 @@
 mod actor;
 pub mod base_model;
 mod command;
-mod slot;
+pub mod slot;
 mod stop;
 #[cfg(test)]
 mod tests;

@@ -30,10 +30,10 @@ use trainyard_shared::message::{
 };
 use trainyard_shared::{Secret, WorkerStatus};
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, NextTry};
 use super::delivery::Delivery;
 use super::identity::IdentityFile;
-use super::link::{self, Link, LinkState, NextTry, OpenError, Opened};
+use super::link::{self, Link, LinkState, OpenError, Opened};
 use super::outbox::Outbox;
 use super::reports::{Deliver, SendReport, SharedActivity, TellActivity};
 use crate::config::WorkerConfig;
@@ -163,7 +163,7 @@ impl Connection {
             Ok(_) => return,
             Err(error) => {
                 let next_try = match error {
-                    OpenError::RateLimited { wait } => NextTry::After(wait),
+                    OpenError::RateLimited { wait } => NextTry::NotBefore(wait),
                     _ => NextTry::ByBackoff,
                 };
                 return self.try_again(&error.to_string(), next_try, ctx);
@@ -360,12 +360,7 @@ impl Connection {
         if self.stopping {
             return;
         }
-        let delay = match next_try {
-            NextTry::ByBackoff => self.backoff.next_delay(rand::random()),
-            NextTry::AfterLongestDelay => self.backoff.longest_delay(rand::random()),
-            NextTry::After(wait) => wait.max(self.backoff.next_delay(rand::random())),
-            NextTry::AtOnce => Duration::ZERO,
-        };
+        let delay = self.backoff.delay(next_try, rand::random());
         tracing::info!(
             reason,
             delay_seconds = (delay.as_secs_f64() * 10.0).round() / 10.0,

@@ -8,6 +8,23 @@ pub const LONGEST_DELAY: Duration = Duration::from_secs(60);
 /// Half of the width of the jitter, as a part of the delay: delays lie within ±10 %.
 const JITTER: f64 = 0.1;
 
+/// When to connect again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NextTry {
+    /// By the source's rule.
+    ByBackoff,
+    /// Another process has this identity: at least the longest delay, so that the two do not push each
+    /// other out for ever.
+    AfterLongestDelay,
+    /// There were too many failures: not before this, nor before the rule allows it.
+    NotBefore(Duration),
+    /// The platform has given this worker its turn among many that come back at once: then, though not
+    /// before the first delay.
+    InTurn(Duration),
+    /// Nothing is wrong.
+    AtOnce,
+}
+
 /// The delays of one connection that is tried again and again.
 #[derive(Debug, Clone)]
 pub struct Backoff {
@@ -42,6 +59,20 @@ impl Backoff {
     pub fn longest_delay(&mut self, uniform: f64) -> Duration {
         self.failures = self.failures.saturating_add(1);
         self.longest.mul_f64(1.0 + JITTER * uniform)
+    }
+
+    /// The delay before the next try of that kind. `uniform` is a random number in 0..1.
+    pub fn delay(&mut self, next_try: NextTry, uniform: f64) -> Duration {
+        match next_try {
+            NextTry::ByBackoff => self.next_delay(uniform),
+            NextTry::AfterLongestDelay => self.longest_delay(uniform),
+            NextTry::NotBefore(wait) => wait.max(self.next_delay(uniform)),
+            NextTry::InTurn(turn) => {
+                self.failures = self.failures.saturating_add(1);
+                turn.max(self.first).mul_f64(1.0 + JITTER * uniform)
+            }
+            NextTry::AtOnce => Duration::ZERO,
+        }
     }
 
     /// To be called once the platform has answered `authenticated`, and only then.
@@ -103,5 +134,27 @@ mod tests {
         let mut backoff = Backoff::new(FIRST, LONGEST_DELAY);
         assert!(backoff.longest_delay(0.0) >= LONGEST_DELAY);
         assert!(backoff.longest_delay(1.0) > LONGEST_DELAY);
+    }
+
+    #[test]
+    fn a_turn_that_the_platform_gives_is_kept_but_not_before_the_first_delay() {
+        let mut backoff = Backoff::new(FIRST, LONGEST_DELAY);
+        for _ in 0..10 {
+            backoff.next_delay(0.5);
+        }
+        let turn = Duration::from_secs(12);
+        assert_eq!(backoff.delay(NextTry::InTurn(turn), 0.0), turn);
+        let early = NextTry::InTurn(Duration::from_secs(1));
+        assert_eq!(backoff.delay(early, 0.0), FIRST);
+        assert!(backoff.delay(early, 1.0) > FIRST, "turns are spread too");
+    }
+
+    #[test]
+    fn patience_that_the_platform_asks_for_never_shortens_the_rule() {
+        let mut backoff = Backoff::new(FIRST, LONGEST_DELAY);
+        let short = NextTry::NotBefore(Duration::from_secs(1));
+        assert_eq!(backoff.delay(short, 0.5), FIRST);
+        let long = NextTry::NotBefore(Duration::from_secs(70));
+        assert_eq!(backoff.delay(long, 0.5), Duration::from_secs(70));
     }
 }

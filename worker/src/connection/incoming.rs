@@ -14,7 +14,8 @@ use trainyard_shared::message::{
 
 use super::actor::Connection;
 use super::answers;
-use super::link::{LinkState, NextTry};
+use super::backoff::NextTry;
+use super::link::LinkState;
 use crate::tasks::TaskCommand;
 
 /// Answers of ours to frames that are no messages, at most so many a minute.

@@ -17,6 +17,7 @@ use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream, client_async
 use trainyard_shared::frame::MAX_FRAME_BYTES;
 use url::Url;
 
+use super::backoff::NextTry;
 use crate::config::LinkTimeouts;
 
 /// Frames that wait for the network; beyond that, what may be lost is dropped and the rest waits on disk.
@@ -73,16 +74,6 @@ pub(super) enum LinkState {
     Authenticating,
     Registered,
     Closing,
-}
-
-/// When to connect again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextTry {
-    ByBackoff,
-    /// Another process has this identity: see [`super::backoff::Backoff::longest_delay`].
-    AfterLongestDelay,
-    After(Duration),
-    AtOnce,
 }
 
 impl Link {

@@ -1,7 +1,7 @@
 //! Messages that must not be lost: kept on disk with the files that they name until the platform acknowledges them.
 //!
-//! One JSON file for each message, named by its place in the order, and beside it a folder with its
-//! files (hard links, so that they stay whatever happens to their first names):
+//! What waits, and in which order, is in [`Waiting`]; this is its disk. One JSON file for each message, named
+//! by its place in the order, and beside it a folder with its files (hard links, so that they stay whatever happens to their first names):
 //!
 //! 1. [`Outbox::push`] links the files, then writes the message aside, syncs and renames it. What a
 //!    crash leaves half-made is swept away by [`Outbox::open`].
@@ -9,7 +9,6 @@
 //! 3. An `ack` removes the entry. A removal that a crash undoes is harmless: the message is sent and
 //!    acknowledged once more.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,10 +19,10 @@ use tokio::sync::watch;
 use trainyard_shared::ids::{JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
+use super::waiting::Waiting;
 use crate::files::{Access, create_private_folder, link_or_copy, sync_folder, write_atomically};
 
-/// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
-const WAITING_CHECKPOINTS: usize = 3;
+pub use super::waiting::{Entry, JobAttempt, Place, WaitingFile, ended_job};
 
 /// A message could not be kept.
 #[derive(Debug, thiserror::Error)]
@@ -46,52 +45,12 @@ impl OutboxError {
     }
 }
 
-/// An entry's place in the order of delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Place(u64);
-
-/// One message that waits for its `ack`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    /// Its place in the order.
-    pub place: Place,
-    /// The message, with its `message_id`.
-    pub message: FromWorker,
-    /// Files that must be stored at the platform before the message is sent.
-    pub files: Vec<WaitingFile>,
-}
-
-/// A file of an [`Entry`].
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WaitingFile {
-    /// What the platform is told of it.
-    pub artifact: ArtifactFile,
-    /// Where it lies.
-    pub path: PathBuf,
-}
-
-/// The job and attempt that a message is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct JobAttempt {
-    /// The job.
-    pub job_id: JobId,
-    /// The attempt, as `start_training` gave it.
-    pub attempt: Option<u32>,
-}
-
 /// The waiting messages. Shared by the task that makes them and the connection that delivers them.
 #[derive(Debug)]
 pub struct Outbox {
     dir: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<Waiting>,
     waiting: watch::Sender<usize>,
-}
-
-#[derive(Debug)]
-struct State {
-    entries: BTreeMap<Place, Entry>,
-    /// Never given twice, also when nothing waits any more: the connection remembers how far it has sent.
-    next: Place,
 }
 
 /// How an entry stands on disk.
@@ -111,16 +70,14 @@ impl Outbox {
     /// The folder cannot be read or written.
     pub fn open(dir: &Path) -> Result<Self, OutboxError> {
         create_private_folder(dir).map_err(OutboxError::new("create", dir))?;
-        let mut entries = BTreeMap::new();
+        let mut waiting = Waiting::default();
         let mut folders = Vec::new();
         for item in fs::read_dir(dir).map_err(OutboxError::new("read", dir))? {
             let path = item.map_err(OutboxError::new("read", dir))?.path();
             let extension = path.extension().and_then(|extension| extension.to_str());
             match (extension, place_of(&path)) {
                 (Some("json"), Some(place)) => match read_entry(dir, place) {
-                    Ok(entry) => {
-                        entries.insert(place, entry);
-                    }
+                    Ok(entry) => waiting.put(entry),
                     Err(message) => set_aside(&path, &message),
                 },
                 (Some("files"), Some(place)) => folders.push((place, path)),
@@ -129,15 +86,14 @@ impl Outbox {
             }
         }
         for (place, folder) in folders {
-            if !entries.contains_key(&place) {
+            if waiting.get(place).is_none() {
                 remove_folder_quietly(&folder);
             }
         }
-        let next = Place(entries.last_key_value().map_or(1, |(last, _)| last.0 + 1));
         Ok(Self {
             dir: dir.to_owned(),
-            waiting: watch::Sender::new(entries.len()),
-            state: Mutex::new(State { entries, next }),
+            waiting: watch::Sender::new(waiting.len()),
+            state: Mutex::new(waiting),
         })
     }
 
@@ -154,52 +110,35 @@ impl Outbox {
         files: Vec<(ArtifactFile, PathBuf)>,
     ) -> Result<Place, OutboxError> {
         let mut state = self.state();
-        let place = state.next;
+        let place = state.next_place();
         let entry = self.write(place, message, files)?;
-        state.entries.insert(place, entry);
-        state.next = Place(place.0 + 1);
-        self.give_up_old_checkpoints(&mut state.entries, place);
-        self.waiting.send_replace(state.entries.len());
+        state.put(entry);
+        if let Some(given_up) = state.give_up_old_checkpoint(place) {
+            self.delete(given_up);
+        }
+        self.waiting.send_replace(state.len());
         Ok(place)
     }
 
     /// The first entry after `place`, or the very first.
     pub fn next_after(&self, place: Option<Place>) -> Option<Entry> {
-        let entries = &self.state().entries;
-        match place {
-            Some(place) => entries
-                .range((std::ops::Bound::Excluded(place), std::ops::Bound::Unbounded))
-                .next()
-                .map(|(_, entry)| entry.clone()),
-            None => entries.first_key_value().map(|(_, entry)| entry.clone()),
-        }
+        self.state().next_after(place).cloned()
     }
 
     /// The entry of this message, if it still waits.
     pub fn find(&self, message: MessageId) -> Option<Entry> {
-        self.state()
-            .entries
-            .values()
-            .find(|entry| entry.message.message_id() == Some(message))
-            .cloned()
+        self.state().find(message).cloned()
     }
 
     /// Forgets the message with this id: it was acknowledged, or refused for good. False if it was not there.
     pub fn remove(&self, message: MessageId) -> bool {
-        let entries = &mut self.state().entries;
-        let found = entries
-            .values()
-            .find(|entry| entry.message.message_id() == Some(message))
-            .map(|entry| entry.place);
-        match found {
-            Some(place) => {
-                entries.remove(&place);
-                self.waiting.send_replace(entries.len());
-                self.delete(place);
-                true
-            }
-            None => false,
+        let mut state = self.state();
+        let found = state.remove(message);
+        if let Some(place) = found {
+            self.waiting.send_replace(state.len());
+            self.delete(place);
         }
+        found.is_some()
     }
 
     /// Puts `message` in the place of one that can't be delivered; the files of the old one are dropped.
@@ -208,9 +147,9 @@ impl Outbox {
     ///
     /// The file system refused; the old message stays.
     pub fn replace(&self, place: Place, message: FromWorker) -> Result<(), OutboxError> {
-        let entries = &mut self.state().entries;
-        if let Some(entry) = entries.get_mut(&place) {
-            *entry = self.write(place, message, Vec::new())?;
+        let mut state = self.state();
+        if state.get(place).is_some() {
+            state.put(self.write(place, message, Vec::new())?);
             remove_folder_quietly(&self.files_folder(place));
         }
         Ok(())
@@ -218,7 +157,7 @@ impl Outbox {
 
     /// Whether nothing waits.
     pub fn is_empty(&self) -> bool {
-        self.state().entries.is_empty()
+        self.state().is_empty()
     }
 
     /// Waits until nothing waits for delivery any more.
@@ -230,19 +169,12 @@ impl Outbox {
 
     /// The first job end that waits: its place and its job.
     pub fn undelivered_end(&self) -> Option<(Place, JobId)> {
-        self.state()
-            .entries
-            .values()
-            .find_map(|entry| Some((entry.place, ended_job(&entry.message)?.job_id)))
+        self.state().undelivered_end()
     }
 
     /// Every job attempt whose end waits for delivery.
     pub fn undelivered_ends(&self) -> Vec<JobAttempt> {
-        self.state()
-            .entries
-            .values()
-            .filter_map(|entry| ended_job(&entry.message))
-            .collect()
+        self.state().undelivered_ends()
     }
 
     fn write(
@@ -293,28 +225,6 @@ impl Outbox {
         Ok(waiting)
     }
 
-    /// A long outage must not fill the disk with checkpoints that newer ones have made worthless. The
-    /// first one in line may be on its way already and stays.
-    fn give_up_old_checkpoints(&self, entries: &mut BTreeMap<Place, Entry>, newest: Place) {
-        let Some(FromWorker::CheckpointSaved(saved)) =
-            entries.get(&newest).map(|entry| &entry.message)
-        else {
-            return;
-        };
-        let job_id = saved.job_id;
-        let waiting: Vec<Place> = entries
-            .values()
-            .filter(|entry| {
-                matches!(&entry.message, FromWorker::CheckpointSaved(other) if other.job_id == job_id)
-            })
-            .map(|entry| entry.place)
-            .collect();
-        if waiting.len() > WAITING_CHECKPOINTS {
-            entries.remove(&waiting[1]);
-            self.delete(waiting[1]);
-        }
-    }
-
     fn delete(&self, place: Place) {
         remove_quietly(&self.message_file(place));
         remove_folder_quietly(&self.files_folder(place));
@@ -328,21 +238,10 @@ impl Outbox {
         files_folder(&self.dir, place)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Waiting> {
         // It is changed by single calls that cannot stop half-way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The job attempt that `message` ends, if it is such a message.
-pub fn ended_job(message: &FromWorker) -> Option<JobAttempt> {
-    let (job_id, attempt) = match message {
-        FromWorker::JobCompleted(end) => (end.job_id, end.attempt),
-        FromWorker::JobFailed(end) => (end.job_id, end.attempt),
-        FromWorker::JobStopped(end) => (end.job_id, end.attempt),
-        _ => return None,
-    };
-    Some(JobAttempt { job_id, attempt })
 }
 
 fn files_folder(dir: &Path, place: Place) -> PathBuf {

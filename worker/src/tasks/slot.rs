@@ -12,14 +12,14 @@ const REMEMBERED: usize = 256;
 
 /// The one place for a running job, and the memory of those that were in it.
 #[derive(Debug, Default)]
-pub(super) struct Slot {
+pub struct Slot {
     running: Option<JobAttempt>,
     ended: VecDeque<JobAttempt>,
 }
 
 /// What to do about `start_training`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum OnStart {
+pub enum OnStart {
     /// Start it now.
     Begin,
     /// A repeat of what runs or has ended: nothing.
@@ -32,7 +32,7 @@ pub(super) enum OnStart {
 
 /// What to do about `stop_training`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum OnStop {
+pub enum OnStop {
     /// It runs: stop it.
     Stop,
     /// It has ended, and its end is told or on its way.
@@ -43,14 +43,15 @@ pub(super) enum OnStop {
 
 impl Slot {
     /// A free place. `ended` are attempts whose end is on its way to the platform already.
-    pub(super) fn new(ended: Vec<JobAttempt>) -> Self {
+    pub fn new(ended: Vec<JobAttempt>) -> Self {
         Self {
             running: None,
             ended: ended.into(),
         }
     }
 
-    pub(super) fn on_start(&self, new: JobAttempt, takes: WorkerType) -> OnStart {
+    /// What `start_training` of `new` means to a worker that takes this kind of work.
+    pub fn on_start(&self, new: JobAttempt, takes: WorkerType) -> OnStart {
         if self.ended.contains(&new) {
             return OnStart::Ignore;
         }
@@ -71,7 +72,8 @@ impl Slot {
         }
     }
 
-    pub(super) fn on_stop(&self, job: JobId) -> OnStop {
+    /// What `stop_training` of `job` means.
+    pub fn on_stop(&self, job: JobId) -> OnStop {
         if self.running.is_some_and(|running| running.job_id == job) {
             OnStop::Stop
         } else if self.ended.iter().any(|ended| ended.job_id == job) {
@@ -81,12 +83,13 @@ impl Slot {
         }
     }
 
-    pub(super) fn begun(&mut self, job: JobAttempt) {
+    /// The attempt runs from now on.
+    pub fn begun(&mut self, job: JobAttempt) {
         self.running = Some(job);
     }
 
     /// The attempt has ended; it is forgotten as the running one only if it still is that.
-    pub(super) fn ended(&mut self, job: JobAttempt) {
+    pub fn ended(&mut self, job: JobAttempt) {
         if self.running == Some(job) {
             self.running = None;
         }

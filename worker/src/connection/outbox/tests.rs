@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use trainyard_shared::message::{
     CheckpointSaved, CheckpointSavedData, JobCompleted, JobCompletedData, JobFailed, JobFailedData,
     JobStarted, JobStartedData,

@@ -1,0 +1,146 @@
+//! What waits in the outbox, and in which order it goes out: pure, beside the disk that [`super::outbox`] is.
+
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use trainyard_shared::ids::{JobId, MessageId};
+use trainyard_shared::message::{ArtifactFile, FromWorker};
+
+/// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
+const WAITING_CHECKPOINTS: usize = 3;
+
+/// An entry's place in the order of delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Place(pub u64);
+
+/// One message that waits for its `ack`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Its place in the order.
+    pub place: Place,
+    /// The message, with its `message_id`.
+    pub message: FromWorker,
+    /// Files that must be stored at the platform before the message is sent.
+    pub files: Vec<WaitingFile>,
+}
+
+/// A file of an [`Entry`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingFile {
+    /// What the platform is told of it.
+    pub artifact: ArtifactFile,
+    /// Where it lies.
+    pub path: PathBuf,
+}
+
+/// The job and attempt that a message is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobAttempt {
+    /// The job.
+    pub job_id: JobId,
+    /// The attempt, as `start_training` gave it.
+    pub attempt: Option<u32>,
+}
+
+/// The waiting messages, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Waiting {
+    entries: BTreeMap<Place, Entry>,
+    /// The last place that was given. None is given twice, also when nothing waits any more: the connection
+    /// remembers how far it has sent.
+    last: u64,
+}
+
+impl Waiting {
+    /// The place of the next message.
+    pub fn next_place(&self) -> Place {
+        Place(self.last + 1)
+    }
+
+    /// Puts an entry in its place, over what may be there.
+    pub fn put(&mut self, entry: Entry) {
+        self.last = self.last.max(entry.place.0);
+        self.entries.insert(entry.place, entry);
+    }
+
+    /// The entry at that place.
+    pub fn get(&self, place: Place) -> Option<&Entry> {
+        self.entries.get(&place)
+    }
+
+    /// The first entry after `place`, or the very first.
+    pub fn next_after(&self, place: Option<Place>) -> Option<&Entry> {
+        let from = place.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut behind = self.entries.range((from, Bound::Unbounded));
+        behind.next().map(|(_, entry)| entry)
+    }
+
+    /// The entry of this message, if it still waits.
+    pub fn find(&self, message: MessageId) -> Option<&Entry> {
+        let mut entries = self.entries.values();
+        entries.find(|entry| entry.message.message_id() == Some(message))
+    }
+
+    /// Forgets the message with this id: it was acknowledged, or refused for good. Gives its place.
+    pub fn remove(&mut self, message: MessageId) -> Option<Place> {
+        let place = self.find(message)?.place;
+        self.entries.remove(&place);
+        Some(place)
+    }
+
+    /// How many messages wait.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The first job end that waits: its place and its job.
+    pub fn undelivered_end(&self) -> Option<(Place, JobId)> {
+        self.entries
+            .values()
+            .find_map(|entry| Some((entry.place, ended_job(&entry.message)?.job_id)))
+    }
+
+    /// Every job attempt whose end waits for delivery.
+    pub fn undelivered_ends(&self) -> Vec<JobAttempt> {
+        let entries = self.entries.values();
+        entries
+            .filter_map(|entry| ended_job(&entry.message))
+            .collect()
+    }
+
+    /// A long outage must not fill the disk with checkpoints that newer ones have made worthless: the one that
+    /// is given up for the checkpoint at `newest`, if there are too many. The first one in line may be on its
+    /// way already and stays.
+    pub fn give_up_old_checkpoint(&mut self, newest: Place) -> Option<Place> {
+        let job_of = |entry: &Entry| match &entry.message {
+            FromWorker::CheckpointSaved(saved) => Some(saved.job_id),
+            _ => None,
+        };
+        let job = job_of(self.entries.get(&newest)?)?;
+        let of_the_job = self.entries.values().filter(|e| job_of(e) == Some(job));
+        let waiting: Vec<Place> = of_the_job.map(|entry| entry.place).collect();
+        if waiting.len() <= WAITING_CHECKPOINTS {
+            return None;
+        }
+        self.entries.remove(&waiting[1]);
+        Some(waiting[1])
+    }
+}
+
+/// The job attempt that `message` ends, if it is such a message.
+pub fn ended_job(message: &FromWorker) -> Option<JobAttempt> {
+    let (job_id, attempt) = match message {
+        FromWorker::JobCompleted(end) => (end.job_id, end.attempt),
+        FromWorker::JobFailed(end) => (end.job_id, end.attempt),
+        FromWorker::JobStopped(end) => (end.job_id, end.attempt),
+        _ => return None,
+    };
+    Some(JobAttempt { job_id, attempt })
+}
