@@ -28,6 +28,7 @@ use crate::auth::Role;
 use crate::clock::Moment;
 use crate::dashboards::hub::{SessionId, Subscribe, Subscribed};
 use crate::database::DatabaseError;
+use crate::workers::dispatcher::Poke;
 use crate::workers::lease::Lease;
 use crate::workers::supervisor::Release;
 
@@ -189,7 +190,6 @@ impl JobActor {
     }
 
     /// Takes the state from the database, and makes up for what could not be told while it was unknown.
-    /// Waiting times begin anew; who is connected is still known.
     fn reread(&self) -> ActFuture<()> {
         let (actors, facts) = (self.actors.clone(), self.facts.clone());
         let (before, timing, now) = (self.state.clone(), self.timing, self.now());
@@ -199,24 +199,18 @@ impl JobActor {
             let Some(mut stored) = read.await? else {
                 return Ok(None);
             };
-            stored.state.after_restart(now, &timing);
-            stored.state.awaiting_worker &= before.awaiting_worker;
+            let order = stored.state.after_unclear_write(&before, now, &timing);
             reconcile(&actors, &facts, &before, &stored.state).await;
-            Ok(Some(stored))
+            Ok(Some((stored, order)))
         };
         Box::pin(reading.into_actor(self).map(
             |stored: Result<_, DatabaseError>, job, context| match stored {
-                Ok(Some(stored)) => {
+                Ok(Some((stored, order))) => {
                     job.state = stored.state;
                     job.revision = stored.revision;
                     job.schedule(context);
-                    if let Phase::Assigned { worker, .. } = job.state.phase {
-                        let (holds, first) = (false, true);
-                        context.notify(Happened(Event::WorkerHolds {
-                            worker,
-                            holds,
-                            first,
-                        }));
+                    if let Some(order) = order {
+                        context.notify(Happened(order));
                     }
                 }
                 Ok(None) => job.end(context),
@@ -281,6 +275,10 @@ async fn reconcile(actors: &Actors, facts: &JobFacts, before: &JobState, after: 
         };
         // Fails only when the platform stops.
         let _ = actors.supervisor.send(release).await;
+    }
+    if after.phase == Phase::Queued {
+        // A full mailbox means that the dispatcher is about to look anyway.
+        let _ = actors.dispatcher.try_send(Poke);
     }
 }
 

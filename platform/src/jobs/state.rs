@@ -111,17 +111,6 @@ impl JobState {
         }
     }
 
-    /// The platform has restarted: nobody is connected, and waiting times begin anew.
-    pub fn after_restart(&mut self, now: Moment, timing: &JobTiming) {
-        self.awaiting_worker = self.phase.worker().is_some();
-        match &mut self.phase {
-            Phase::Assigned { start_by, .. } => *start_by = now + timing.start_timeout,
-            Phase::Running { missing_by, .. } => *missing_by = None,
-            Phase::Stopping { stop_by, .. } => *stop_by = now + timing.stop_grace,
-            _ => {}
-        }
-    }
-
     /// What follows from `event`.
     pub fn apply(&self, event: Event, now: Moment, timing: &JobTiming) -> Outcome {
         match event {

@@ -8,7 +8,9 @@
 //! 3. A closed socket changes nothing but that it can be given no work. Silence of the heartbeat timeout
 //!    does: at the next check it is pinged, and given up when the grace passes; without a connection it is
 //!    given up at once.
-//! 4. A check that comes twice its period after the last one or later finds a platform that was paused: it
+//! 4. A worker that holds a job and says for that long that it does nothing is pinged too: its `pong` says
+//!    whether it still has the job.
+//! 5. A check that comes twice its period after the last one or later finds a platform that was paused: it
 //!    is skipped, so that what has arrived meanwhile is read first.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +63,8 @@ struct Member {
     settles_at: Option<Moment>,
     reported: Option<WorkerStatus>,
     holds: Option<JobId>,
+    /// Since when it says that it does nothing, although it holds a job.
+    idle_since: Option<Moment>,
     draining: bool,
     available: bool,
 }
@@ -117,6 +121,7 @@ impl Fleet {
             settles_at: None,
             reported: None,
             holds,
+            idle_since: None,
             draining,
             available: false,
         });
@@ -231,6 +236,11 @@ impl Fleet {
         if report.status.is_some() {
             member.reported = report.status;
             member.settles_at = None;
+            let contradicts = report.status == Some(WorkerStatus::Idle)
+                && member
+                    .holds
+                    .is_some_and(|job| report.current_job != Some(job));
+            member.idle_since = contradicts.then(|| member.idle_since.unwrap_or(now));
         }
         let mut effects = Vec::new();
         if let Some(job) = report.current_job.filter(|job| member.holds != Some(*job)) {
@@ -265,6 +275,7 @@ impl Fleet {
         match self.members.get_mut(&worker) {
             Some(member) if member.available => {
                 member.holds = Some(job);
+                member.idle_since = None;
                 member.available = false;
                 true
             }
@@ -376,6 +387,9 @@ impl Fleet {
         let mut effects = Vec::new();
         for (&worker, member) in &mut self.members {
             let silent = now.since(member.last_heard) >= self.timing.heartbeat_timeout;
+            if member.says_idle_for(self.timing.heartbeat_timeout, now) {
+                effects.push(Effect::Ping(worker));
+            }
             if member.presence == Presence::Offline || !silent || member.ping.is_some() {
                 continue;
             }
@@ -530,8 +544,21 @@ impl Member {
         effects
     }
 
+    /// Whether it has said for so long that it does nothing, although it holds a job: the end of that job may
+    /// have been lost. Then it is asked, and not again for as long.
+    fn says_idle_for(&mut self, timeout: Duration, now: Moment) -> bool {
+        let due = self
+            .idle_since
+            .is_some_and(|since| now.since(since) >= timeout && self.holds.is_some());
+        if due {
+            self.idle_since = Some(now);
+        }
+        due
+    }
+
     fn unlink(&mut self) {
         self.link = Link::None;
+        self.idle_since = None;
         self.ping = None;
         self.first_answer_due = false;
         self.settles_at = None;

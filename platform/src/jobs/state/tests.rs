@@ -4,6 +4,7 @@ use std::time::Duration;
 use trainyard_shared::message::{ArtifactFile, JobFailedData, JobStoppedData};
 
 mod checkpoints;
+mod unclear_writes;
 mod worker_loss;
 
 const A: WorkerId = WorkerId(1);

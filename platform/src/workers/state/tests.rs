@@ -356,3 +356,32 @@ fn g024_a_deleted_worker_is_closed_and_its_job_lost() {
     assert_eq!(fleet.view(W), None);
     assert_eq!(fleet.delivery(W, JOB), Delivery::NotHolding);
 }
+
+#[test]
+fn a_worker_that_says_it_is_idle_while_it_holds_a_job_is_asked_after_a_while() {
+    let (mut fleet, generation) = training();
+    let idle = says(ReportedBy::Heartbeat, WorkerStatus::Idle, None);
+    for seconds in [1, 30, 59] {
+        assert_eq!(fleet.reported(W, generation, idle, at(seconds)), []);
+    }
+    assert_eq!(fleet.check(at(60)), []);
+    fleet.reported(W, generation, idle, at(119));
+    assert_eq!(fleet.check(at(120)), [Effect::Ping(W)]);
+    let nothing = says(ReportedBy::Pong, WorkerStatus::Idle, None);
+    let effects = fleet.reported(W, generation, nothing, at(121));
+    let (holds, first) = (false, false);
+    assert_eq!(tells(&effects), [WorkerNews::Holds { holds, first }]);
+    assert_eq!(fleet.check(at(180)), [], "it is not asked again so soon");
+}
+
+#[test]
+fn a_worker_that_says_that_it_trains_is_not_asked_whether_it_does() {
+    let (mut fleet, generation) = training();
+    let idle = says(ReportedBy::Heartbeat, WorkerStatus::Idle, None);
+    let training = says(ReportedBy::Heartbeat, WorkerStatus::Training, Some(JOB));
+    fleet.reported(W, generation, idle, at(1));
+    fleet.reported(W, generation, training, at(59));
+    assert_eq!(fleet.check(at(60)), []);
+    fleet.reported(W, generation, training, at(119));
+    assert_eq!(fleet.check(at(120)), []);
+}
