@@ -13,6 +13,7 @@ pub mod news;
 mod orders;
 pub mod phase;
 pub mod progress;
+pub mod recovery;
 pub mod routes;
 pub mod state;
 pub mod store;

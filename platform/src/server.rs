@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use url::Url;
@@ -25,7 +25,8 @@ use crate::sockets::caps::ConnectionCaps;
 use crate::storage::{LocalStore, ObjectStore, UrlSigner};
 use crate::tls::TlsError;
 use crate::users::first_admin::{self, FirstAdmin};
-use crate::{datasets, http};
+use crate::workers::returning::Returning;
+use crate::{datasets, http, workers};
 
 /// A connection that has sent no whole request head by then is closed.
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,6 +63,8 @@ pub struct AppState {
     pub worker_failures: FailureLimiter,
     /// How many WebSockets are open.
     pub connection_caps: ConnectionCaps,
+    /// Gives workers their turns that come back all at once.
+    pub returning: Mutex<Returning>,
     /// Sockets, jobs, workers: everything that lives.
     pub actors: Actors,
 }
@@ -171,6 +174,12 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     let config = Arc::new(config);
     let (actors, running_actors) =
         Actors::start(config.clone(), database.clone(), storage.clone()).await?;
+    let enrolled = database.read(workers::store::all).await?.len();
+    let returning = Returning::new(
+        enrolled,
+        config.worker_heartbeat_timeout,
+        actors.clock.now(),
+    );
     let revocations = Revocations::default();
     let carrying = tokio::spawn(carry_revocations(
         actors.clone(),
@@ -189,6 +198,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
         login_failures: FailureLimiter::default(),
         worker_failures: FailureLimiter::default(),
         connection_caps: ConnectionCaps::default(),
+        returning: Mutex::new(returning),
         actors,
     });
     let shared = state.clone();

@@ -6,6 +6,7 @@ pub mod event;
 pub mod job_messages;
 pub mod lease;
 pub mod placement;
+pub mod returning;
 pub mod routes;
 pub mod session;
 pub mod socket;

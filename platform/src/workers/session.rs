@@ -8,6 +8,7 @@
 //! 3. A message with a `message_id` is acknowledged when what it changed is in the database.
 //! 4. A newer connection of the same worker takes over: from that moment nothing that this one says counts.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -93,7 +94,7 @@ pub struct End {
     /// The close code.
     pub code: u16,
     /// For a person.
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
 }
 
 impl WorkerSession {
@@ -537,6 +538,6 @@ impl Handler<End> for WorkerSession {
     type Result = ();
 
     fn handle(&mut self, end: End, context: &mut Context) {
-        Session::end(self, end.code, end.reason, context);
+        Session::end(self, end.code, &end.reason, context);
     }
 }

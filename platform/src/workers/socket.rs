@@ -1,5 +1,6 @@
 //! `GET /ws/worker`: who may open a worker's connection, before anything is known of its key.
 
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use actix_web::{HttpRequest, HttpResponse, web};
@@ -30,6 +31,7 @@ pub struct WorkerAddress {
     (status = 101, description = "a WebSocket; the first message is `authenticate`"),
     (status = 400, description = "no WebSocket upgrade, or no worker_uuid"),
     (status = 429, description = "too many failed authentications, or too many connections from that address"),
+    (status = 503, description = "many workers come back at once after the platform's start; Retry-After is this one's turn"),
 ))]
 pub async fn open(
     state: web::Data<AppState>,
@@ -52,6 +54,16 @@ pub async fn open(
                 .with_retry_after(wait)
         })?;
     let place = state.connection_caps.worker(from)?;
+    let now = state.actors.clock.now();
+    let turn = state
+        .returning
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .enter(now);
+    if let Some(wait) = turn {
+        let why = "many workers come back at once; this one's turn is later";
+        return Err(ApiError::new(ErrorCode::Unavailable, why).with_retry_after(wait));
+    }
     let max_frame_bytes = state.config.max_frame_bytes;
     let (outgoing, frames) = Outgoing::new(max_frame_bytes, MAX_WAITING_FRAMES);
     let session = WorkerSession::new(state, uuid, from, place, outgoing);

@@ -180,7 +180,11 @@ impl Supervisor {
             CloseReason::KeyReplaced => (close::AUTHENTICATION_FAILED, "the key was replaced"),
             CloseReason::Deleted => (close::NOT_ALLOWED, "the worker was deleted"),
         };
-        if link.session.try_send(End { code, reason }).is_err() {
+        let end = End {
+            code,
+            reason: reason.into(),
+        };
+        if link.session.try_send(end).is_err() {
             link.outgoing.close_now(code, reason);
         }
     }

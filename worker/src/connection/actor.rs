@@ -164,6 +164,7 @@ impl Connection {
             Err(error) => {
                 let next_try = match error {
                     OpenError::RateLimited { wait } => NextTry::NotBefore(wait),
+                    OpenError::Busy { turn } => NextTry::InTurn(turn),
                     _ => NextTry::ByBackoff,
                 };
                 return self.try_again(&error.to_string(), next_try, ctx);

@@ -210,11 +210,16 @@ impl Connection {
                 reason,
                 "the platform found a message of this worker too large"
             ),
-            _ => tracing::info!(
-                close.code = code,
-                reason,
-                "the platform closes the connection"
-            ),
+            _ => {
+                tracing::info!(
+                    close.code = code,
+                    reason,
+                    "the platform closes the connection"
+                );
+                if let Some(turn) = close::turn(reason) {
+                    link.next_try = NextTry::InTurn(turn);
+                }
+            }
         }
     }
 }

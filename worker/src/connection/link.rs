@@ -37,6 +37,8 @@ pub(super) enum OpenError {
     Late(Duration),
     #[error("the platform asks for {wait:?} of patience (429)")]
     RateLimited { wait: Duration },
+    #[error("the platform has many workers coming back; this one's turn is in {turn:?} (503)")]
+    Busy { turn: Duration },
     #[error("the platform answered {status} instead of opening a websocket{hint}")]
     Refused { status: u16, hint: &'static str },
     #[error("{0}")]
@@ -151,6 +153,7 @@ fn refusal(error: tungstenite::Error) -> OpenError {
                 (429, wait) => OpenError::RateLimited {
                     wait: wait.unwrap_or(Duration::from_secs(60)),
                 },
+                (503, Some(turn)) => OpenError::Busy { turn },
                 (404, _) => OpenError::Refused {
                     status,
                     hint: "; is PLATFORM_URL the platform's base address?",

@@ -1,7 +1,8 @@
 //! Messages that must not be lost: kept on disk with the files that they name until the platform acknowledges them.
 //!
 //! What waits, and in which order, is in [`Waiting`]; this is its disk. One JSON file for each message, named
-//! by its place in the order, and beside it a folder with its files (hard links, so that they stay whatever happens to their first names):
+//! by its place in the order, and beside it a folder with its files (hard links, so that they stay whatever
+//! happens to their first names):
 //!
 //! 1. [`Outbox::push`] links the files, then writes the message aside, syncs and renames it. What a
 //!    crash leaves half-made is swept away by [`Outbox::open`].

@@ -11,6 +11,7 @@ use super::{Link, Supervisor, utc_of};
 use crate::workers::event::{Delivery, FleetEffect};
 use crate::workers::lease::Lease;
 use crate::workers::placement::Abilities;
+use crate::workers::returning::turn_at_stop;
 use crate::workers::session::End;
 
 impl Handler<TakeUp> for Supervisor {
@@ -258,12 +259,24 @@ impl Handler<Shutdown> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, _: Shutdown, _: &mut Context<Self>) {
-        for entry in self.workers.values() {
-            if let Some(link) = &entry.link {
-                let (code, reason) = (close::GOING_AWAY, "the platform stops");
-                if link.session.try_send(End { code, reason }).is_err() {
-                    link.outgoing.close_now(code, reason);
-                }
+        let connected = self
+            .workers
+            .values()
+            .filter_map(|entry| entry.link.as_ref());
+        let count = connected.clone().count();
+        let timeout = self.actors.config.worker_heartbeat_timeout;
+        for (index, link) in connected.enumerate() {
+            let (code, reason) = (close::GOING_AWAY, "the platform stops");
+            let reason = match turn_at_stop(index, count, timeout) {
+                Some(turn) => close::with_turn(reason, turn),
+                None => reason.to_owned(),
+            };
+            let end = End {
+                code,
+                reason: reason.clone().into(),
+            };
+            if link.session.try_send(end).is_err() {
+                link.outgoing.close_now(code, &reason);
             }
         }
         self.save_last_seen();
