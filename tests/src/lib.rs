@@ -9,15 +9,19 @@ pub mod model;
 pub mod platform;
 pub mod process;
 pub mod scripted_worker;
+pub mod seeded;
 pub mod small_disk;
 pub mod socket;
+pub mod wire;
 pub mod worker;
 
 pub use client::{Answer, Client};
 pub use model::TinyModel;
 pub use platform::Platform;
 pub use scripted_worker::ScriptedWorker;
+pub use seeded::Seeded;
 pub use socket::Socket;
+pub use wire::Wire;
 pub use worker::Worker;
 
 use std::future::Future;

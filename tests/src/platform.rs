@@ -114,7 +114,23 @@ impl Platform {
 
     /// Kills the platform as a crash would and starts it again on the same port and data.
     pub async fn crash_and_restart(&mut self) {
+        self.crash().await;
+        self.restart().await;
+    }
+
+    /// Kills the platform as a crash would.
+    pub async fn crash(&mut self) {
         self.process.kill().await;
+    }
+
+    /// Ends the platform in an orderly way (SIGTERM).
+    pub async fn stop(&mut self) {
+        let code = self.process.stop().await;
+        assert_eq!(code, Some(0), "{}", self.output());
+    }
+
+    /// Starts it again on the same port and data.
+    pub async fn restart(&mut self) {
         self.earlier_output = self.output();
         self.process = spawn(&self.settings);
         wait_until_ready(&mut self.process).await;

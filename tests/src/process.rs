@@ -131,6 +131,16 @@ impl Process {
         }
     }
 
+    /// Stops the process where it is (SIGSTOP), until [`Process::go_on`].
+    pub fn pause(&self) {
+        signal(self.id(), "STOP");
+    }
+
+    /// Lets a stopped process go on (SIGCONT).
+    pub fn go_on(&self) {
+        signal(self.id(), "CONT");
+    }
+
     /// Ends the process as a crash would (SIGKILL) and waits until it is gone.
     pub async fn kill(&mut self) {
         self.child.kill().await.expect("a child can be killed");

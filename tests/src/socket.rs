@@ -38,6 +38,13 @@ impl Socket {
         }
     }
 
+    /// Opens the socket at `path` of a platform that may be killed at any moment; none where it does not open.
+    pub async fn try_open(address: &str, path: &str) -> Option<Self> {
+        let tcp = TcpStream::connect(address).await.ok()?;
+        let opened = tokio_tungstenite::client_async(format!("ws://{address}{path}"), tcp).await;
+        opened.ok().map(|(stream, _)| Self { stream })
+    }
+
     /// Sends one text frame holding `message`.
     pub async fn send(&mut self, message: Value) {
         self.send_text(&message.to_string()).await;
@@ -49,6 +56,12 @@ impl Socket {
             .send(Message::text(text))
             .await
             .expect("the socket takes a frame");
+    }
+
+    /// Sends one text frame holding `message`, on a connection that may break at any moment; false where it has.
+    pub async fn try_send(&mut self, message: Value) -> bool {
+        let frame = Message::text(message.to_string());
+        self.stream.send(frame).await.is_ok()
     }
 
     /// The next frame that matters, or `None` when nothing comes within `wait`.
