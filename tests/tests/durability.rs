@@ -152,7 +152,7 @@ async fn after_a_crash_the_shown_step_is_the_last_of_the_curve() {
     assert_eq!(job["progress"]["step"], last["step"]);
     assert!(last["step"].as_u64() >= Some(30), "{last}");
     let mut back = ScriptedWorker::connect(&platform, &worker.identity).await;
-    back.register(&admin).await;
+    back.send_register().await;
     back.pong(Some(job_id)).await;
     back.say(
         "training_progress",

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::testing::Platform;
-use crate::testing::sockets::{DEADLINE, TestWorker};
+use crate::testing::sockets::{DEADLINE, Socket, TestWorker};
 
 /// A TCP connection on which the upgrade to a worker's WebSocket is done.
 async fn upgraded(platform: &Platform) -> TcpStream {
@@ -162,4 +162,25 @@ async fn a_message_in_many_fragments_is_one_message() {
         "{answer:?}"
     );
     assert_eq!(close_code(&mut tcp).await, Some(4401));
+}
+
+#[actix_web::test]
+async fn connections_beyond_the_caps_are_answered_with_429_until_there_is_room() {
+    let platform = Platform::start(&[]).await;
+    let admin = platform.admin().await;
+    let caps = platform.server.state.connection_caps.clone();
+    let path = format!("/ws/worker?worker_uuid={}", Uuid::new_v4());
+    let address = platform.server.address.ip();
+    let held: Vec<_> = std::iter::from_fn(|| caps.worker(address).ok()).collect();
+    assert_eq!(Socket::open(&platform, &path).await.err(), Some(429));
+    drop(held);
+    assert!(Socket::open(&platform, &path).await.is_ok());
+
+    let (user, token) = admin.ws_token().await;
+    let user_id = trainyard_shared::ids::UserId(user);
+    let held: Vec<_> = std::iter::from_fn(|| caps.dashboard(user_id).ok()).collect();
+    let path = format!("/ws/user/{user}?token={token}");
+    assert_eq!(Socket::open(&platform, &path).await.err(), Some(429));
+    drop(held);
+    admin.dashboard().await;
 }

@@ -49,8 +49,14 @@ impl JobMessage {
                 }
                 (m.job_id, m.attempt, Report::Completed(m.data))
             }
-            FromWorker::JobFailed(m) => (m.job_id, m.attempt, Report::Failed(m.data)),
-            FromWorker::JobStopped(m) => (m.job_id, m.attempt, Report::Stopped(m.data)),
+            FromWorker::JobFailed(mut m) => {
+                keep_own_path(&mut m.data.last_checkpoint, m.job_id);
+                (m.job_id, m.attempt, Report::Failed(m.data))
+            }
+            FromWorker::JobStopped(mut m) => {
+                keep_own_path(&mut m.data.last_checkpoint, m.job_id);
+                (m.job_id, m.attempt, Report::Stopped(m.data))
+            }
             FromWorker::WorkerLog(m) => (m.job_id, m.attempt, Report::Logged(m.data)),
             _ => {
                 return Err(MessageRefused {
@@ -109,6 +115,17 @@ fn check_path(field: &str, path: &str, job: JobId) -> Result<(), MessageRefused>
         return Err(refused("lies in another job's place"));
     }
     Ok(())
+}
+
+/// The end of a job counts, whatever it says of its last checkpoint.
+fn keep_own_path(path: &mut Option<String>, job: JobId) {
+    let checked = path
+        .as_deref()
+        .map(|it| check_path("last_checkpoint", it, job));
+    if let Some(Err(refused)) = checked {
+        tracing::warn!(job.id = %job, reason = refused.message, "path is left out");
+        *path = None;
+    }
 }
 
 /// Whether a folder's name begins as `job-` with a number that is not that job's.
@@ -181,6 +198,23 @@ mod tests {
             },
         });
         assert!(JobMessage::from_wire(message).is_ok());
+    }
+
+    #[test]
+    fn g044_the_end_of_a_job_counts_without_a_path_that_points_elsewhere() {
+        let left = |path: &str| {
+            let frame = serde_json::json!({"type": "job_failed", "job_id": 123,
+                "data": {"error": "x", "last_checkpoint": path}});
+            let message = FromWorker::decode(&frame.to_string()).unwrap();
+            match JobMessage::from_wire(message).unwrap().report {
+                Report::Failed(data) => data.last_checkpoint,
+                other => panic!("{other:?}"),
+            }
+        };
+        let own = "checkpoints/job-123/step-7/";
+        assert_eq!(left(own).as_deref(), Some(own));
+        assert_eq!(left("checkpoints/job-9/step-7/"), None);
+        assert_eq!(left("../x"), None);
     }
 
     #[test]
