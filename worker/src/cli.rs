@@ -6,6 +6,7 @@
 mod benchmark;
 mod completions;
 mod error;
+mod evaluate;
 mod generate;
 mod model;
 mod output;
@@ -46,6 +47,8 @@ enum Command {
     Train(train::Options),
     /// Let a model answer, with or without an adapter
     Generate(generate::Options),
+    /// Measure how well a model predicts data, with or without an adapter
+    Evaluate(evaluate::Options),
     /// Measure how fast this machine trains
     Benchmark(benchmark::Options),
     /// Print a shell's completions
@@ -67,6 +70,7 @@ pub fn main() -> ExitCode {
         Command::Run(options) => run::run(options),
         Command::Train(options) => train::run(options, &output),
         Command::Generate(options) => generate::run(options, &output),
+        Command::Evaluate(options) => evaluate::run(options, &output),
         Command::Benchmark(options) => benchmark::run(options, &output),
         Command::Completions(options) => completions::run(&options),
     };

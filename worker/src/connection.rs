@@ -11,7 +11,9 @@ pub mod outbox;
 mod reports;
 #[cfg(test)]
 mod tests;
+mod tokens;
 pub mod waiting;
 
 pub use actor::{Connection, Leave, Parts};
 pub use reports::{Activity, Deliver, Reports, SendReport, SharedActivity, TellActivity};
+pub use tokens::WaitingTokens;

@@ -7,6 +7,7 @@ mod probe;
 
 pub use load::{Load, LoadWatch};
 pub use probe::Machine;
+pub(crate) use probe::free_memory_bytes;
 
 /// Bytes in what the wire calls a GB: 2^30, so that an 80 GB card is 80.0.
 pub(crate) const BYTES_PER_GB: f64 = (1_u64 << 30) as f64;

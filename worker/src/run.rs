@@ -10,13 +10,15 @@ use trainyard_shared::message::WorkerRegisterData;
 use crate::config::WorkerConfig;
 use crate::connection::identity::{IdentityError, IdentityFile};
 use crate::connection::outbox::{Outbox, OutboxError};
-use crate::connection::{Connection, Leave, Parts, Reports, SharedActivity};
-use crate::hardware::Machine;
+use crate::connection::{Connection, Leave, Parts, Reports, SharedActivity, WaitingTokens};
 use crate::hardware::benchmark::{self, Measured};
+use crate::hardware::{Machine, free_memory_bytes};
 use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::state_dir::{StateDir, StateDirError};
+use crate::tasks::TaskContext;
 use crate::tasks::base_model::{ModelSource, installed};
-use crate::tasks::training::TrainingContext;
+use crate::tasks::loaded::LoadedModels;
+use crate::tasks::locks::PlaceLocks;
 use crate::tasks::transfers::{Http, RetryPolicy};
 use crate::tasks::{FinishTasks, Tasks};
 
@@ -125,11 +127,19 @@ fn start(
     let files = PlatformFiles::new(http.clone(), config.platform.clone(), key.clone());
     let activity = SharedActivity::default();
     let connecting = Context::<Connection>::new();
-    let reports = Reports::new(outbox.clone(), activity.clone(), connecting.address());
-    let context = TrainingContext {
+    let tokens = WaitingTokens::default();
+    let reports = Reports::new(
+        outbox.clone(),
+        activity.clone(),
+        tokens.clone(),
+        connecting.address(),
+    );
+    let context = TaskContext {
         reports,
         files: files.clone(),
         models: ModelSource::new(config.models.clone(), http),
+        loaded: LoadedModels::new(free_memory_bytes),
+        locks: PlaceLocks::default(),
         state_dir: config.state_dir.clone(),
         device: config.device,
         worker_type: config.worker_type,
@@ -141,6 +151,7 @@ fn start(
         key: key.clone(),
         outbox,
         activity,
+        tokens,
         files,
         tasks: tasks.clone().recipient(),
         tls: Arc::new(tls),

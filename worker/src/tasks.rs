@@ -1,8 +1,17 @@
-//! What the worker does for the platform: training jobs and the transfers that they need.
+//! What the worker does for the platform: training jobs, answers, evaluations, and the transfers that they need.
 
 mod actor;
+mod adapter_files;
 pub mod base_model;
 mod command;
+mod context;
+mod dataset;
+mod evaluation;
+mod failure;
+mod inference;
+pub mod loaded;
+pub mod locks;
+mod running;
 pub mod slot;
 mod stop;
 #[cfg(test)]
@@ -12,4 +21,5 @@ pub mod transfers;
 
 pub use actor::{FinishTasks, Tasks};
 pub use command::TaskCommand;
+pub use context::TaskContext;
 pub use stop::{StopReason, StopSignal};

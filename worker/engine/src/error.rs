@@ -65,6 +65,9 @@ pub enum EngineError {
         /// What was asked for.
         bytes: usize,
     },
+    /// A model's output is no numbers any more: its weights are damaged.
+    #[error("the model's output is not finite")]
+    NotFinite,
     /// Training data cannot be used.
     #[error("training data: {0}")]
     InvalidData(String),

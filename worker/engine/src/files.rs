@@ -71,6 +71,11 @@ pub fn link_or_copy(from: &Path, to: &Path) -> io::Result<()> {
     File::open(to)?.sync_all()
 }
 
+/// Whether `text` can be a SHA-256 in hexadecimal.
+pub fn is_digest(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// A file's length and its SHA-256 in hexadecimal.
 pub fn digest(path: &Path) -> io::Result<(u64, String)> {
     let mut file = File::open(path)?;

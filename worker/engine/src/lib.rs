@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod data;
 pub mod device;
 mod error;
+pub mod evaluate;
 pub mod export;
 pub mod files;
 pub mod generate;

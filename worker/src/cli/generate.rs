@@ -15,11 +15,11 @@ use super::error::CliError;
 use super::output::Output;
 use super::signals::stop_when_asked_to_end;
 use crate::config::ModelArgs;
+use crate::engine::EngineError;
 use crate::engine::adapter;
 use crate::engine::chat_template::Chat;
-use crate::engine::generate::{Finish, Generator, SamplingOptions};
+use crate::engine::generate::{AnswerText, Finish, Generator, Next, Piece, SamplingOptions};
 use crate::engine::model::Llama;
-use crate::engine::tokenizer::TextStream;
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
 
@@ -49,6 +49,12 @@ pub struct Options {
     /// Pick only from so many of the likeliest tokens; 0 for all
     #[arg(long, default_value_t = 0, value_name = "K")]
     top_k: usize,
+    /// What makes tokens that stand already less likely: above 1 for less, 1 for nothing
+    #[arg(long, default_value_t = 1.0, value_name = "F")]
+    repetition_penalty: f32,
+    /// A text that ends the answer; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
     /// Selects the random numbers: the same seed gives the same answer
     #[arg(long, default_value_t = 0, value_name = "S")]
     seed: u64,
@@ -88,6 +94,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         temperature: options.temperature,
         top_p: options.top_p,
         top_k: options.top_k,
+        repetition_penalty: options.repetition_penalty,
         seed: options.seed,
         stop_ids: files.stop_token_ids(&chat)?,
     };
@@ -99,7 +106,13 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         .transpose()?;
     let model = Arc::new(Llama::load(&files)?);
     let mut generator = Generator::new(model, adapter.as_ref().map(|(adapter, _)| adapter))?;
-    let answer = answer(&mut generator, &chat, &turns, &sampling, output)?;
+    let answer = answer(
+        &mut generator,
+        &chat,
+        (&turns, &options.stop),
+        &sampling,
+        output,
+    )?;
     if answer.finish == Finish::Cancelled {
         return Err(CliError::Stopped(format!(
             "stopped after {} tokens",
@@ -116,47 +129,66 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
 fn answer(
     generator: &mut Generator,
     chat: &Chat,
-    turns: &[Turn],
+    (turns, stops): (&[Turn], &[String]),
     sampling: &SamplingOptions,
     output: &Output,
 ) -> Result<Answer, CliError> {
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;
     let prompt = chat.encode_prompt(turns)?;
-    let mut stream = TextStream::new();
-    let mut text = String::new();
+    let mut told = Told {
+        output,
+        text: String::new(),
+    };
+    let mut answer_text = AnswerText::new(stops);
     let mut problem = None;
     let mut first_token_ms = None;
     let start = Instant::now();
-    let mut give = |piece: Result<String, crate::engine::EngineError>| {
-        let given = piece.map_err(CliError::from).and_then(|piece| {
-            text.push_str(&piece);
-            if output.is_json() {
-                Ok(())
-            } else {
-                output.text(&piece)
-            }
-        });
-        if let Err(error) = given {
-            problem.get_or_insert(error);
-        }
-    };
     let generated =
         generator.generate(prompt.as_slice(), sampling, &|| stop.is_set(), &mut |id| {
             first_token_ms.get_or_insert_with(|| start.elapsed().as_secs_f64() * 1000.0);
-            give(stream.push(chat.tokenizer(), id));
+            match told.tell(answer_text.push(chat.tokenizer(), id)) {
+                Ok(false) => Next::GoOn,
+                Ok(true) => Next::Leave,
+                Err(error) => {
+                    problem = Some(error);
+                    Next::Leave
+                }
+            }
         })?;
+    if let Some(error) = problem {
+        return Err(error);
+    }
     let total_ms = start.elapsed().as_secs_f64() * 1000.0;
-    give(stream.finish(chat.tokenizer()));
-    match problem {
-        Some(error) => Err(error),
-        None => Ok(Answer {
-            text,
-            tokens: generated.ids.len(),
-            finish: generated.finish,
-            first_token_ms,
-            total_ms,
-        }),
+    let stopped = told.tell(answer_text.finish(chat.tokenizer()))?;
+    Ok(Answer {
+        text: told.text,
+        tokens: generated.ids.len(),
+        finish: if stopped {
+            Finish::Stop
+        } else {
+            generated.finish
+        },
+        first_token_ms,
+        total_ms,
+    })
+}
+
+/// An answer's text so far, told as it comes where people read it.
+struct Told<'a> {
+    output: &'a Output,
+    text: String,
+}
+
+impl Told<'_> {
+    /// Tells a piece; gives whether a stop string ends the answer.
+    fn tell(&mut self, piece: Result<Piece, EngineError>) -> Result<bool, CliError> {
+        let piece = piece?;
+        self.text.push_str(&piece.text);
+        if !self.output.is_json() {
+            self.output.text(&piece.text)?;
+        }
+        Ok(piece.stopped)
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::frame::{MAX_FRAME_BYTES, close};
-use trainyard_shared::ids::{JobId, WorkerUuid};
+use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, WorkerUuid};
 use trainyard_shared::message::{
     Authenticate, FromWorker, Heartbeat, WorkerMetrics, WorkerMetricsData, WorkerRegisterData,
 };
@@ -36,6 +36,7 @@ use super::identity::IdentityFile;
 use super::link::{self, Link, LinkState, OpenError, Opened};
 use super::outbox::Outbox;
 use super::reports::{Deliver, SendReport, SharedActivity, TellActivity};
+use super::tokens::{WaitingTokens, ended_answer};
 use crate::config::WorkerConfig;
 use crate::hardware::LoadWatch;
 use crate::platform_files::{PlatformFiles, SharedKey};
@@ -60,6 +61,8 @@ pub struct Parts {
     pub outbox: Arc<Outbox>,
     /// What the worker does.
     pub activity: SharedActivity,
+    /// Tokens that are to be sent.
+    pub tokens: WaitingTokens,
     /// Stores the files of messages.
     pub files: PlatformFiles,
     /// Takes what the platform wants done.
@@ -76,6 +79,7 @@ pub struct Connection {
     pub(super) hardware: WorkerRegisterData,
     pub(super) outbox: Arc<Outbox>,
     activity: SharedActivity,
+    pub(super) tokens: WaitingTokens,
     pub(super) files: PlatformFiles,
     pub(super) tasks: Recipient<TaskCommand>,
     tls: Arc<ClientConfig>,
@@ -103,6 +107,15 @@ pub(super) enum Pushed {
     TooLarge,
 }
 
+/// What the worker does, as heartbeats and pongs tell it.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Doing {
+    pub(super) status: WorkerStatus,
+    pub(super) job_id: Option<JobId>,
+    pub(super) inference_ids: Vec<InferenceId>,
+    pub(super) evaluation_ids: Vec<EvaluationId>,
+}
+
 /// What comes from a socket of some generation; none is its end.
 struct FromSocket {
     generation: u64,
@@ -127,6 +140,7 @@ impl Connection {
             hardware: parts.hardware,
             outbox: parts.outbox,
             activity: parts.activity,
+            tokens: parts.tokens,
             files: parts.files,
             tasks: parts.tasks,
             tls: parts.tls,
@@ -254,30 +268,37 @@ impl Connection {
             .is_some_and(|link| link.queue.has_room_for(frames))
     }
 
-    /// What the worker does and with which job. A job whose end is not delivered is still its job.
-    pub(super) fn status(&self) -> (WorkerStatus, Option<JobId>) {
-        let job = self
-            .activity
-            .get()
-            .job
-            .map(|job| job.job_id)
-            .or_else(|| self.delivery.job_being_ended(&self.outbox));
-        match job {
-            Some(_) => (WorkerStatus::Training, job),
-            None => (WorkerStatus::Idle, None),
-        }
+    /// What the worker does. What has ended and is not delivered yet still counts as its own, and a job
+    /// as what it does.
+    pub(super) fn doing(&self) -> Doing {
+        let activity = self.activity.get();
+        let running = activity.job.map(|job| job.job_id);
+        let job_id = running.or_else(|| self.delivery.job_being_ended(&self.outbox));
+        let mut doing = Doing {
+            status: match job_id {
+                Some(_) => WorkerStatus::Training,
+                None => activity.status(),
+            },
+            job_id,
+            inference_ids: activity.inferences,
+            evaluation_ids: activity.evaluations,
+        };
+        let undelivered = self.outbox.undelivered_ends();
+        doing.inference_ids.extend(undelivered.inferences);
+        doing.evaluation_ids.extend(undelivered.evaluations);
+        doing
     }
 
     /// Sends a heartbeat, if the worker is registered.
     pub(super) fn beat(&mut self) {
         if self.is_registered() {
-            let (status, current_job_id) = self.status();
+            let doing = self.doing();
             self.push(FromWorker::Heartbeat(Heartbeat {
                 worker_id: None,
-                status: Some(status),
-                current_job_id,
-                current_inference_ids: None,
-                current_evaluation_ids: None,
+                status: Some(doing.status),
+                current_job_id: doing.job_id,
+                current_inference_ids: Some(doing.inference_ids),
+                current_evaluation_ids: Some(doing.evaluation_ids),
             }));
         }
     }
@@ -285,7 +306,7 @@ impl Connection {
     /// Sends the newest sample of the load, if the worker is registered.
     pub(super) fn report_load(&mut self) {
         if let Some(load) = self.load.newest().filter(|_| self.is_registered()) {
-            let (status, _) = self.status();
+            let status = self.doing().status;
             self.push(FromWorker::WorkerMetrics(WorkerMetrics {
                 worker_id: None,
                 data: WorkerMetricsData {
@@ -351,6 +372,7 @@ impl Connection {
         }
         let Some(link) = self.link.take() else { return };
         ctx.cancel_future(link.reader);
+        self.tokens.link_lost();
         if let Some(closing) = self.closing.take() {
             let _ = closing.send(());
         }
@@ -420,7 +442,13 @@ impl Handler<SendReport> for Connection {
             progress.data.cpu_utilization = load.cpu_utilization;
             progress.data.ram_used = load.ram_used;
         }
-        if self.waiting.len() == WAITING_REPORTS {
+        if let Some(id) = ended_answer(&message) {
+            while let Some(tokens) = self.tokens.next_of(id) {
+                self.waiting.push_back(tokens);
+            }
+            self.tokens.forget(id);
+        }
+        if self.waiting.len() >= WAITING_REPORTS {
             self.waiting.pop_front();
         }
         self.waiting.push_back(message);

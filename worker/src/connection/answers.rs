@@ -47,14 +47,6 @@ pub(super) fn to_undecodable(error: DecodeError) -> Option<FromWorker> {
 pub(super) fn to_unsupported(message: &ToWorker) -> Option<FromWorker> {
     let cannot = |work: &str| format!("worker version {} cannot {work}", env!("CARGO_PKG_VERSION"));
     match message {
-        ToWorker::StartInference(start) => Some(inference_failed(
-            start.inference_id.clone(),
-            cannot("answer chats"),
-        )),
-        ToWorker::StartEvaluation(start) => Some(evaluation_failed(
-            start.evaluation_id,
-            cannot("evaluate models"),
-        )),
         ToWorker::StartFederatedTraining(start) => Some(federated_failed(
             start.session_id,
             Some(start.data.round),
@@ -151,13 +143,13 @@ mod tests {
 
     #[test]
     fn work_of_later_versions_fails_by_name() {
-        let start = r#"{"type":"start_evaluation","evaluation_id":78,"data":{
-            "model_url":"models/job-123/final/","dataset_url":"datasets/43/eval.jsonl","metrics":["perplexity"]}}"#;
-        let answer = to_unsupported(&ToWorker::decode(start).unwrap());
-        let Some(FromWorker::EvaluationFailed(failed)) = answer else {
+        let next = r#"{"type":"continue_round","session_id":4,"data":{
+            "round":3,"upload":{"url":"https://x/y","key":"rounds/3/a"},"deadline":"2026-03-10T14:30:00Z"}}"#;
+        let answer = to_unsupported(&ToWorker::decode(next).unwrap());
+        let Some(FromWorker::FederatedFailed(failed)) = answer else {
             panic!("{answer:?}");
         };
-        assert_eq!(failed.evaluation_id.get(), 78);
-        assert!(failed.data.error.contains("cannot evaluate"), "{failed:?}");
+        assert_eq!(failed.data.round, Some(3));
+        assert!(failed.data.error.contains("cannot train"), "{failed:?}");
     }
 }

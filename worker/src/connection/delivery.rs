@@ -14,6 +14,7 @@ use trainyard_shared::message::{
 use super::actor::{Connection, Pushed};
 use super::backoff::jittered;
 use super::outbox::{Entry, Outbox, Place};
+use super::tokens::ended_answer;
 use crate::tasks::transfers::TransferError;
 
 /// The platform may miss the files of one message so many times before the message is given up.
@@ -36,6 +37,8 @@ pub(super) struct Delivery {
     storing: Option<Place>,
     /// Failed tries to store the files of the first entry in line.
     failed: u32,
+    /// Ends of answers and evaluations that were sent on this link past an entry whose files are not stored yet.
+    overtook: HashSet<Place>,
     /// How often the platform missed the files of a message.
     missed: HashMap<MessageId, u32>,
 }
@@ -44,6 +47,7 @@ impl Delivery {
     /// Everything that waits is sent again on a new link; repeats are harmless.
     pub(super) fn begin_link(&mut self) {
         self.sent = None;
+        self.overtook.clear();
     }
 
     /// The message is not in the outbox any more.
@@ -76,10 +80,16 @@ impl Connection {
                 self.send_waiting();
             }
             if !entry.files.is_empty() && !self.delivery.stored.contains(&entry.place) {
+                let place = entry.place;
                 self.store_files(entry, ctx);
+                self.overtake(place);
                 break;
             }
-            match self.push(entry.message.clone()) {
+            let is_sent = self.delivery.overtook.remove(&entry.place);
+            match is_sent
+                .then_some(Pushed::Queued)
+                .unwrap_or_else(|| self.push_entry(&entry))
+            {
                 Pushed::Queued => self.delivery.sent = Some((entry.place, Instant::now())),
                 Pushed::NoRoom => break,
                 Pushed::TooLarge => self.give_up(entry, "the message is too large"),
@@ -88,13 +98,57 @@ impl Connection {
         self.send_waiting();
     }
 
+    /// Sends an entry; the end of an answer only behind all its tokens.
+    fn push_entry(&mut self, entry: &Entry) -> Pushed {
+        let answer = ended_answer(&entry.message);
+        if let Some(id) = answer {
+            while self.has_room_for(2)
+                && let Some(tokens) = self.tokens.next_of(id)
+            {
+                self.push(tokens);
+            }
+            if !self.has_room_for(1) {
+                return Pushed::NoRoom;
+            }
+        }
+        let pushed = self.push(entry.message.clone());
+        if let Some(id) = answer {
+            self.tokens.forget(id);
+        }
+        pushed
+    }
+
+    /// Ends of answers and evaluations do not wait until a checkpoint of gigabytes is stored.
+    fn overtake(&mut self, blocked: Place) {
+        let mut last = blocked;
+        while let Some(entry) = self.outbox.next_after(Some(last)) {
+            last = entry.place;
+            let may_pass = ended_answer(&entry.message).is_some()
+                || matches!(
+                    entry.message,
+                    FromWorker::EvaluationCompleted(_) | FromWorker::EvaluationFailed(_)
+                );
+            if !may_pass || self.delivery.overtook.contains(&entry.place) {
+                continue;
+            }
+            if self.push_entry(&entry) != Pushed::Queued {
+                break;
+            }
+            self.delivery.overtook.insert(entry.place);
+        }
+    }
+
     /// Half of the queue is left for messages that matter more.
     fn send_waiting(&mut self) {
-        while self.has_room_for(512) {
-            let Some(message) = self.waiting.pop_front() else {
-                return;
-            };
+        while self.has_room_for(512)
+            && let Some(message) = self.waiting.pop_front()
+        {
             self.push(message);
+        }
+        while self.has_room_for(512)
+            && let Some(tokens) = self.tokens.next()
+        {
+            self.push(tokens);
         }
     }
 

@@ -6,6 +6,7 @@ use actix::prelude::*;
 use tokio::time::Instant;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
 use trainyard_shared::ids::MessageId;
 use trainyard_shared::message::{
@@ -63,14 +64,22 @@ impl Connection {
             ToWorker::Error(error) => self.answered_by_error(error, ctx),
             ToWorker::StartTraining(start) => self.command(TaskCommand::Start(Box::new(start))),
             ToWorker::StopTraining(stop) => self.command(TaskCommand::Stop(stop.job_id)),
-            ToWorker::StopInference(_)
-            | ToWorker::StopEvaluation(_)
-            | ToWorker::StopFederatedTraining(_) => {
+            ToWorker::StartInference(start) => {
+                self.command(TaskCommand::StartInference(Box::new(start)));
+            }
+            ToWorker::StopInference(stop) => {
+                self.command(TaskCommand::StopInference(stop.inference_id));
+            }
+            ToWorker::StartEvaluation(start) => {
+                self.command(TaskCommand::StartEvaluation(Box::new(start)));
+            }
+            ToWorker::StopEvaluation(stop) => {
+                self.command(TaskCommand::StopEvaluation(stop.evaluation_id));
+            }
+            ToWorker::StopFederatedTraining(_) => {
                 tracing::debug!("there is nothing of that kind to stop");
             }
-            ToWorker::StartInference(_)
-            | ToWorker::StartEvaluation(_)
-            | ToWorker::StartFederatedTraining(_)
+            ToWorker::StartFederatedTraining(_)
             | ToWorker::LoadAggregatedWeights(_)
             | ToWorker::ContinueRound(_) => {
                 tracing::warn!(
@@ -134,14 +143,18 @@ impl Connection {
     }
 
     fn pong(&mut self, ping: Ping) {
-        let (status, current_job_id) = self.status();
+        let doing = self.doing();
         self.push(FromWorker::Pong(Pong {
             worker_id: None,
-            status: Some(status),
-            busy: current_job_id.is_some(),
-            current_job_id,
-            current_inference_ids: None,
-            current_evaluation_ids: None,
+            status: Some(doing.status),
+            // Several answers at once are normal.
+            busy: matches!(
+                doing.status,
+                WorkerStatus::Training | WorkerStatus::Evaluating
+            ),
+            current_job_id: doing.job_id,
+            current_inference_ids: Some(doing.inference_ids),
+            current_evaluation_ids: Some(doing.evaluation_ids),
             ping_id: ping.ping_id,
         }));
     }
@@ -168,10 +181,10 @@ impl Connection {
     }
 
     fn acknowledged(&mut self, message: MessageId, ctx: &mut Context<Self>) {
-        let before = self.status();
+        let before = self.doing().status;
         if self.outbox.remove(message) {
             self.delivery.forget(message);
-            if self.status() != before {
+            if self.doing().status != before {
                 self.beat();
             }
             self.deliver(ctx);

@@ -23,7 +23,7 @@ use trainyard_shared::message::{ArtifactFile, FromWorker};
 use super::waiting::Waiting;
 use crate::files::{Access, create_private_folder, link_or_copy, sync_folder, write_atomically};
 
-pub use super::waiting::{Entry, JobAttempt, Place, WaitingFile, ended_job};
+pub use super::waiting::{Entry, JobAttempt, Place, Undelivered, WaitingFile, ended_job};
 
 /// A message could not be kept.
 #[derive(Debug, thiserror::Error)]
@@ -173,9 +173,9 @@ impl Outbox {
         self.state().undelivered_end()
     }
 
-    /// Every job attempt whose end waits for delivery.
-    pub fn undelivered_ends(&self) -> Vec<JobAttempt> {
-        self.state().undelivered_ends()
+    /// Everything whose end waits for delivery.
+    pub fn undelivered_ends(&self) -> Undelivered {
+        self.state().undelivered()
     }
 
     fn write(

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use actix::{Addr, Message};
+use trainyard_shared::WorkerStatus;
+use trainyard_shared::ids::{EvaluationId, InferenceId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 use super::actor::Connection;
 use super::outbox::{JobAttempt, Outbox, OutboxError};
+use super::tokens::WaitingTokens;
 
 /// Sends one message that may be lost: kept in memory while there is no connection, oldest dropped first.
 #[derive(Debug, Message)]
@@ -31,6 +34,25 @@ pub struct Activity {
     pub job: Option<JobAttempt>,
     /// The same in words.
     pub status_message: Option<String>,
+    /// The answers that are being given or wait for their turn.
+    pub inferences: Vec<InferenceId>,
+    /// The evaluations that run or wait for their turn.
+    pub evaluations: Vec<EvaluationId>,
+}
+
+impl Activity {
+    /// The one word for it.
+    pub fn status(&self) -> WorkerStatus {
+        if self.job.is_some() {
+            WorkerStatus::Training
+        } else if !self.evaluations.is_empty() {
+            WorkerStatus::Evaluating
+        } else if !self.inferences.is_empty() {
+            WorkerStatus::Inference
+        } else {
+            WorkerStatus::Idle
+        }
+    }
 }
 
 /// What the worker does, as its tasks say and its connection tells.
@@ -46,8 +68,12 @@ impl SharedActivity {
             .clone()
     }
 
-    fn set(&self, activity: Activity) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = activity;
+    /// Changes it; gives whether that is worth a heartbeat at once.
+    fn change(&self, change: impl FnOnce(&mut Activity)) -> bool {
+        let mut activity = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = (activity.job, activity.status());
+        change(&mut activity);
+        before != (activity.job, activity.status())
     }
 }
 
@@ -56,19 +82,22 @@ impl SharedActivity {
 pub struct Reports {
     outbox: Arc<Outbox>,
     activity: SharedActivity,
+    tokens: WaitingTokens,
     connection: Addr<Connection>,
 }
 
 impl Reports {
-    /// Reports through `connection`, which delivers what is in `outbox` and tells `activity`.
+    /// Reports through `connection`, which delivers what is in `outbox` and `tokens`, and tells `activity`.
     pub fn new(
         outbox: Arc<Outbox>,
         activity: SharedActivity,
+        tokens: WaitingTokens,
         connection: Addr<Connection>,
     ) -> Self {
         Self {
             outbox,
             activity,
+            tokens,
             connection,
         }
     }
@@ -105,11 +134,16 @@ impl Reports {
         }
     }
 
-    /// Says what the worker does from now on.
-    pub fn set_activity(&self, activity: Activity) {
-        let before = self.activity.get();
-        self.activity.set(activity.clone());
-        if before.job != activity.job {
+    /// Sends the next tokens of an answer, behind all its earlier ones.
+    pub fn send_tokens(&self, inference_id: &InferenceId, tokens: Vec<String>) {
+        self.tokens.add(inference_id, tokens);
+        // A full mailbox does no harm: whatever is in it makes the connection look.
+        let _ = self.connection.try_send(Deliver);
+    }
+
+    /// Changes what the worker says that it does.
+    pub fn change_activity(&self, change: impl FnOnce(&mut Activity)) {
+        if self.activity.change(change) {
             // A full mailbox does no harm: the next heartbeat tells it.
             let _ = self.connection.try_send(TellActivity);
         }

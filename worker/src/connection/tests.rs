@@ -1,3 +1,4 @@
+mod answers;
 mod deliveries;
 mod fake_platform;
 
@@ -70,6 +71,7 @@ fn start_with_files_at(files_at: &str, config: WorkerConfig) -> Worker {
     let state = config.state_dir.clone();
     let outbox = Arc::new(Outbox::open(&state.join("outbox")).unwrap());
     let activity = SharedActivity::default();
+    let tokens = WaitingTokens::default();
     let key = SharedKey::default();
     let http = Http::new(RetryPolicy {
         tries: 2,
@@ -87,6 +89,7 @@ fn start_with_files_at(files_at: &str, config: WorkerConfig) -> Worker {
         },
         outbox: outbox.clone(),
         activity: activity.clone(),
+        tokens: tokens.clone(),
         files: PlatformFiles::new(http, files_at.parse().unwrap(), key),
         tasks: Tasks(given).start().recipient(),
         tls: Arc::new(crate::tls::client_config()),
@@ -94,7 +97,7 @@ fn start_with_files_at(files_at: &str, config: WorkerConfig) -> Worker {
     })
     .start();
     Worker {
-        reports: Reports::new(outbox.clone(), activity, connection.clone()),
+        reports: Reports::new(outbox.clone(), activity, tokens, connection.clone()),
         connection,
         outbox,
         commands,
@@ -192,9 +195,9 @@ async fn a_registered_worker_beats_and_reports_its_load() {
     );
     session.receive("heartbeat").await;
 
-    worker.reports.set_activity(Activity {
-        job: Some(JOB),
-        status_message: Some("Epoch 1/3, step 5/30".to_owned()),
+    worker.reports.change_activity(|activity| {
+        activity.job = Some(JOB);
+        activity.status_message = Some("Epoch 1/3, step 5/30".to_owned());
     });
     let busy = session.beat_with_job(json!(123)).await;
     assert_eq!(busy["status"], "training");
@@ -216,10 +219,9 @@ async fn a_ping_is_answered_with_its_id_and_the_current_job() {
         (&json!("p1"), &json!(false))
     );
     assert_eq!(idle["current_job_id"], Value::Null);
-    worker.reports.set_activity(Activity {
-        job: Some(JOB),
-        status_message: None,
-    });
+    worker
+        .reports
+        .change_activity(|activity| activity.job = Some(JOB));
     session.send(json!({"type": "ping"})).await;
     let busy = session.receive("pong").await;
     assert_eq!(
@@ -303,13 +305,15 @@ async fn commands_reach_the_tasks_and_work_of_later_versions_is_refused_by_name(
     assert_eq!(command, Some(TaskCommand::Stop(JobId(123))));
     session
         .send(
-            json!({"type": "start_inference", "inference_id": "infer-456", "data": {
-            "model_path": null, "huggingface_id": "a/b", "download_urls": [],
-            "messages": [{"role": "user", "content": "hi"}]}}),
+            json!({"type": "load_aggregated_weights", "session_id": 4, "data": {
+            "round": 2, "download_url": "https://x/y", "sha256": "0", "size_bytes": 1}}),
         )
         .await;
-    let failed = session.receive("inference_failed").await;
-    assert_eq!(failed["inference_id"], "infer-456");
+    let failed = session.receive("federated_failed").await;
+    assert_eq!(
+        (&failed["session_id"], &failed["data"]["round"]),
+        (&json!(4), &json!(2))
+    );
     assert!(failed["message_id"].is_string());
 }
 

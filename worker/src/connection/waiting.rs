@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trainyard_shared::ids::{JobId, MessageId};
+use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 /// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
@@ -42,6 +42,17 @@ pub struct JobAttempt {
     pub job_id: JobId,
     /// The attempt, as `start_training` gave it.
     pub attempt: Option<u32>,
+}
+
+/// What has ended without the platform's knowing.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Undelivered {
+    /// Attempts at jobs.
+    pub jobs: Vec<JobAttempt>,
+    /// Answers.
+    pub inferences: Vec<InferenceId>,
+    /// Evaluations.
+    pub evaluations: Vec<EvaluationId>,
 }
 
 /// The waiting messages, in order.
@@ -113,6 +124,26 @@ impl Waiting {
         entries
             .filter_map(|entry| ended_job(&entry.message))
             .collect()
+    }
+
+    /// Everything whose end waits for delivery.
+    pub fn undelivered(&self) -> Undelivered {
+        let mut ends = Undelivered {
+            jobs: self.undelivered_ends(),
+            ..Undelivered::default()
+        };
+        for entry in self.entries.values() {
+            match &entry.message {
+                FromWorker::InferenceCompleted(end) => {
+                    ends.inferences.push(end.inference_id.clone());
+                }
+                FromWorker::InferenceFailed(end) => ends.inferences.push(end.inference_id.clone()),
+                FromWorker::EvaluationCompleted(end) => ends.evaluations.push(end.evaluation_id),
+                FromWorker::EvaluationFailed(end) => ends.evaluations.push(end.evaluation_id),
+                _ => {}
+            }
+        }
+        ends
     }
 
     /// A long outage must not fill the disk with checkpoints that newer ones have made worthless: the one that

@@ -83,6 +83,22 @@ pub(super) fn usable_memory_bytes(system: &System) -> u64 {
     system.total_memory().min(limit)
 }
 
+/// Memory that may still be used: what the system has, or the container's limit leaves where that is less.
+/// Where neither can be read, as if there were no end to it.
+pub(crate) fn free_memory_bytes() -> u64 {
+    let Ok(mut system) = System::new() else {
+        return u64::MAX;
+    };
+    system.refresh_memory();
+    let left = system.cgroup_limits().map_or(u64::MAX, |limits| {
+        limits.total_memory.saturating_sub(limits.rss)
+    });
+    match system.available_memory() {
+        0 => left,
+        available => available.min(left),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +110,12 @@ mod tests {
         assert!(machine.cpu_cores >= 1);
         assert!(machine.ram_total_gb > 0.1, "{machine:?}");
         assert_eq!(machine.fingerprint(), Machine::probe().fingerprint());
+    }
+
+    #[test]
+    fn some_memory_is_free_and_no_more_than_there_is() {
+        let total = (Machine::probe().ram_total_gb * BYTES_PER_GB) as u64;
+        let free = free_memory_bytes();
+        assert!(free > 0 && free <= total + (1 << 20), "{free} of {total}");
     }
 }

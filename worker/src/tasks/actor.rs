@@ -1,50 +1,68 @@
-//! The actor that owns the one running job: it starts it, stops it, and knows when it has ended.
+//! The actor that owns what runs: one job, and any number of answers and evaluations. It starts them, stops
+//! them, and knows when they have ended.
 //!
 //! 1. `start_training`: [`Slot`] decides. A job begins as one future that prepares (data, model,
 //!    checkpoint), trains on a thread of its own, and reports its end before it is over.
 //! 2. `stop_training` sets the job's [`StopSignal`]; the job itself saves its checkpoint and reports.
 //! 3. A newer attempt at the running job waits here until the older one has let go.
+//! 4. `start_inference` and `start_evaluation`: [`Running`] decides. Each is one future that reports its end
+//!    before it is over; how many get their turn at once, two semaphores say.
+
+use std::sync::Arc;
 
 use actix::prelude::*;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use trainyard_shared::FailureKind;
-use trainyard_shared::ids::{JobId, MessageId};
+use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, MessageId};
 use trainyard_shared::message::{
-    FromWorker, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartTraining,
+    FromWorker, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartEvaluation,
+    StartInference, StartTraining,
 };
 
+use super::evaluation::{self, MOST_EVALUATIONS, run_evaluation};
+use super::failure::Failure;
+use super::inference::{self, ANSWERS_AT_ONCE, MOST_ANSWERS, run_inference};
+use super::running::{Running, Stop};
 use super::slot::{OnStart, OnStop, Slot};
-use super::training::{TrainingContext, run_training};
-use super::{StopReason, StopSignal, TaskCommand};
-use crate::connection::Activity;
-use crate::connection::outbox::JobAttempt;
+use super::training::run_training;
+use super::{StopReason, StopSignal, TaskCommand, TaskContext};
+use crate::connection::outbox::{JobAttempt, Undelivered};
 
-/// Owns the running job.
+/// Owns what runs.
 pub struct Tasks {
-    context: TrainingContext,
+    context: TaskContext,
     slot: Slot,
     running: Option<StopSignal>,
     /// A newer attempt at the running job.
     next: Option<Box<StartTraining>>,
+    answers: Running<InferenceId>,
+    answers_at_once: Arc<Semaphore>,
+    evaluations: Running<EvaluationId>,
+    evaluations_at_once: Arc<Semaphore>,
     shutting_down: bool,
-    busy: watch::Sender<bool>,
+    /// How many futures run.
+    busy: watch::Sender<usize>,
 }
 
-/// Stops the running job because the worker shuts down; answered once the job has ended.
+/// Stops all that runs because the worker shuts down; answered once it has ended.
 #[derive(Debug, Message)]
 #[rtype(result = "()")]
 pub struct FinishTasks;
 
 impl Tasks {
-    /// Runs jobs by `context`. `ended` are attempts whose end is on its way to the platform already.
-    pub fn new(context: TrainingContext, ended: Vec<JobAttempt>) -> Self {
+    /// Runs tasks by `context`. `ended` are those whose end is on its way to the platform already.
+    pub fn new(context: TaskContext, ended: Undelivered) -> Self {
         Self {
             context,
-            slot: Slot::new(ended),
+            slot: Slot::new(ended.jobs),
             running: None,
             next: None,
+            answers: Running::new(ended.inferences),
+            answers_at_once: Arc::new(Semaphore::new(ANSWERS_AT_ONCE)),
+            evaluations: Running::new(ended.evaluations),
+            evaluations_at_once: Arc::new(Semaphore::new(1)),
             shutting_down: false,
-            busy: watch::Sender::new(false),
+            busy: watch::Sender::new(0),
         }
     }
 
@@ -75,11 +93,13 @@ impl Tasks {
         let stop = StopSignal::default();
         self.slot.begun(job);
         self.running = Some(stop.clone());
-        self.busy.send_replace(true);
-        self.context.reports.set_activity(Activity {
-            job: Some(job),
-            status_message: Some("Preparing".to_owned()),
+        self.busy.send_modify(|busy| *busy += 1);
+        self.context.reports.change_activity(|activity| {
+            activity.job = Some(job);
+            activity.status_message = Some("Preparing".to_owned());
         });
+        // Training needs all the memory that there is.
+        self.context.loaded.release_unused();
         let training = run_training(*start, self.context.clone(), stop);
         ctx.spawn(
             training
@@ -94,11 +114,12 @@ impl Tasks {
         self.running = None;
         match self.next.take() {
             Some(next) if !self.shutting_down => self.begin(next, ctx),
-            _ => {
-                self.context.reports.set_activity(Activity::default());
-                self.busy.send_replace(false);
-            }
+            _ => self.context.reports.change_activity(|activity| {
+                activity.job = None;
+                activity.status_message = None;
+            }),
         }
+        self.busy.send_modify(|busy| *busy -= 1);
     }
 
     fn stop(&mut self, job_id: JobId) {
@@ -153,6 +174,87 @@ impl Tasks {
     }
 }
 
+impl Tasks {
+    fn start_inference(&mut self, start: StartInference, ctx: &mut Context<Self>) {
+        let id = start.inference_id.clone();
+        let Some(stop) = self.answers.begin(&id) else {
+            tracing::debug!(inference.id = %id, "answer is here already");
+            return;
+        };
+        if let Some(refusal) = self.refusal("inference", self.answers.ids().len(), MOST_ANSWERS) {
+            self.answers.end(&id);
+            return inference::report_failed(&id, refusal, &self.context.reports);
+        }
+        tracing::info!(inference.id = %id, "answer begins");
+        self.busy.send_modify(|busy| *busy += 1);
+        self.tell_activity();
+        let turns = self.answers_at_once.clone();
+        let answering = run_inference(start, self.context.clone(), turns, stop);
+        ctx.spawn(answering.into_actor(self).map(move |(), tasks, _| {
+            tasks.answers.end(&id);
+            tasks.tell_activity();
+            tasks.busy.send_modify(|busy| *busy -= 1);
+        }));
+    }
+
+    fn stop_inference(&mut self, id: &InferenceId) {
+        if self.answers.stop(id) == Stop::Unknown {
+            inference::report_unknown(id, &self.context.reports);
+        }
+    }
+
+    fn start_evaluation(&mut self, start: StartEvaluation, ctx: &mut Context<Self>) {
+        let id = start.evaluation_id;
+        let Some(stop) = self.evaluations.begin(&id) else {
+            tracing::debug!(evaluation.id = %id, "evaluation is here already");
+            return;
+        };
+        let waiting = self.evaluations.ids().len();
+        if let Some(refusal) = self.refusal("evaluation", waiting, MOST_EVALUATIONS) {
+            self.evaluations.end(&id);
+            let (error, kind) = (refusal.message, Some(refusal.kind));
+            return evaluation::report_failed(id, error, kind, &self.context.reports);
+        }
+        tracing::info!(evaluation.id = %id, "evaluation begins");
+        self.busy.send_modify(|busy| *busy += 1);
+        self.tell_activity();
+        let turns = self.evaluations_at_once.clone();
+        let evaluating = run_evaluation(start, self.context.clone(), turns, stop);
+        ctx.spawn(evaluating.into_actor(self).map(move |(), tasks, _| {
+            tasks.evaluations.end(&id);
+            tasks.tell_activity();
+            tasks.busy.send_modify(|busy| *busy -= 1);
+        }));
+    }
+
+    fn stop_evaluation(&mut self, id: EvaluationId) {
+        if self.evaluations.stop(&id) == Stop::Unknown {
+            evaluation::report_cancelled(id, &self.context.reports);
+        }
+    }
+
+    /// Why this worker takes no such work now, if it does not.
+    fn refusal(&self, work: &str, waiting: usize, most: usize) -> Option<Failure> {
+        let reason = if self.shutting_down {
+            "the worker is shutting down".to_owned()
+        } else if !self.context.worker_type.takes_inference() {
+            format!("this worker takes no {work} (WORKER_TYPE)")
+        } else if waiting > most {
+            format!("this worker has {most} requests of {work} waiting")
+        } else {
+            return None;
+        };
+        Some(Failure::new(FailureKind::NotStarted, reason))
+    }
+
+    fn tell_activity(&self) {
+        self.context.reports.change_activity(|activity| {
+            activity.inferences = self.answers.ids();
+            activity.evaluations = self.evaluations.ids();
+        });
+    }
+}
+
 fn attempt_of(start: &StartTraining) -> JobAttempt {
     JobAttempt {
         job_id: start.job_id,
@@ -175,6 +277,10 @@ impl Handler<TaskCommand> for Tasks {
         match command {
             TaskCommand::Start(start) => self.start(start, ctx),
             TaskCommand::Stop(job_id) => self.stop(job_id),
+            TaskCommand::StartInference(start) => self.start_inference(*start, ctx),
+            TaskCommand::StopInference(id) => self.stop_inference(&id),
+            TaskCommand::StartEvaluation(start) => self.start_evaluation(*start, ctx),
+            TaskCommand::StopEvaluation(id) => self.stop_evaluation(id),
         }
     }
 }
@@ -187,10 +293,12 @@ impl Handler<FinishTasks> for Tasks {
         if let Some(running) = &self.running {
             running.stop(StopReason::Shutdown);
         }
+        self.answers.shut_down();
+        self.evaluations.shut_down();
         let mut busy = self.busy.subscribe();
         Box::pin(async move {
             // The sender is dropped only together with the actor: then nothing runs any more.
-            let _ = busy.wait_for(|busy| !busy).await;
+            let _ = busy.wait_for(|busy| *busy == 0).await;
         })
     }
 }

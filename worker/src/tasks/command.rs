@@ -1,8 +1,8 @@
 //! What the connection asks of the tasks.
 
 use actix::Message;
-use trainyard_shared::ids::JobId;
-use trainyard_shared::message::StartTraining;
+use trainyard_shared::ids::{EvaluationId, InferenceId, JobId};
+use trainyard_shared::message::{StartEvaluation, StartInference, StartTraining};
 
 /// A command of the platform.
 #[derive(Debug, Clone, PartialEq, Message)]
@@ -12,4 +12,12 @@ pub enum TaskCommand {
     Start(Box<StartTraining>),
     /// Save a checkpoint of this job and stop it.
     Stop(JobId),
+    /// Answer this chat; a repeat starts nothing twice.
+    StartInference(Box<StartInference>),
+    /// End this answer.
+    StopInference(InferenceId),
+    /// Measure this model; a repeat starts nothing twice.
+    StartEvaluation(Box<StartEvaluation>),
+    /// End this evaluation.
+    StopEvaluation(EvaluationId),
 }

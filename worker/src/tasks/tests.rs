@@ -1,6 +1,10 @@
-//! Jobs that end before the engine is needed: refused, failed, stopped or replaced while they prepare.
+//! Tasks from their start to their end. In this file: jobs that end before the engine is needed, refused, failed,
+//! stopped or replaced while they prepare.
 
+mod evaluation;
+pub(super) mod golden;
 mod harness;
+mod inference;
 mod training;
 
 use std::sync::Arc;

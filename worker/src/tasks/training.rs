@@ -7,48 +7,27 @@
 
 mod artifacts;
 mod engine_run;
-mod failure;
 mod job_log;
 mod prepare;
 
 use std::path::{Path, PathBuf};
 
+use trainyard_shared::FailureKind;
 use trainyard_shared::ids::MessageId;
 use trainyard_shared::message::{
     FromWorker, JobCompleted, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartTraining,
 };
-use trainyard_shared::{FailureKind, WorkerType};
 
-use super::base_model::ModelSource;
-use super::{StopReason, StopSignal};
-use crate::config::Device;
+use super::failure::Failure;
+use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::connection::outbox::JobAttempt;
-use crate::platform_files::PlatformFiles;
 use engine_run::{EngineRun, Outcome, Progress, Reached};
-use failure::Failure;
 use job_log::JobLog;
 use prepare::{checkpoint_prefix, prepare};
 
-/// What every job needs of the worker.
-#[derive(Debug, Clone)]
-pub struct TrainingContext {
-    /// The way to the platform.
-    pub reports: Reports,
-    /// The platform's files.
-    pub files: PlatformFiles,
-    /// Base models.
-    pub models: ModelSource,
-    /// Data sets and the jobs' own folders lie in it.
-    pub state_dir: PathBuf,
-    /// What trains.
-    pub device: Device,
-    /// What the worker takes.
-    pub worker_type: WorkerType,
-}
-
 /// Runs a job to its end, which is reported before this returns.
-pub async fn run_training(start: StartTraining, context: TrainingContext, stop: StopSignal) {
+pub async fn run_training(start: StartTraining, context: TaskContext, stop: StopSignal) {
     let job = JobAttempt {
         job_id: start.job_id,
         attempt: start.attempt,
@@ -76,7 +55,7 @@ pub async fn run_training(start: StartTraining, context: TrainingContext, stop: 
 
 async fn trained(
     start: &StartTraining,
-    context: &TrainingContext,
+    context: &TaskContext,
     log: &JobLog,
     progress: &Progress,
     stop: &StopSignal,

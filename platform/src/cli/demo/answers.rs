@@ -8,7 +8,7 @@ use trainyard_shared::dataset::{Role, Turn};
 use trainyard_shared::message::BaseModel;
 use trainyard_worker::engine::EngineError;
 use trainyard_worker::engine::adapter;
-use trainyard_worker::engine::generate::{Generator, SamplingOptions};
+use trainyard_worker::engine::generate::{Generator, Next, SamplingOptions};
 use trainyard_worker::engine::model::Llama;
 use trainyard_worker::engine::weights::ModelFiles;
 use trainyard_worker::tasks::base_model::ModelSource;
@@ -98,7 +98,7 @@ fn answer(
             content: question.to_owned(),
         };
         let prompt = chat.encode_prompt(&[turn])?;
-        let generated = generator.generate(&prompt, &options, abandoned, &mut |_| {})?;
+        let generated = generator.generate(&prompt, &options, abandoned, &mut |_| Next::GoOn)?;
         Ok(chat.tokenizer().decode(&generated.ids)?.trim().to_owned())
     };
     QUESTIONS.into_iter().map(one).collect()

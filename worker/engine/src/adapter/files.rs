@@ -108,6 +108,25 @@ pub(crate) fn write_tensors(path: &Path, tensors: &[NamedTensor<'_>]) -> Result<
         .map_err(|error| failed(std::io::Error::other(error)))
 }
 
+/// The name of the base model that an adapter's config says it was made for, if it does.
+///
+/// # Errors
+/// As for [`load`].
+pub fn base_model_of(folder: &Path) -> Result<Option<String>, EngineError> {
+    let json = read_config(&folder.join(ADAPTER_CONFIG))?;
+    let name = json.get("base_model_name_or_path").and_then(Value::as_str);
+    Ok(name.filter(|name| !name.is_empty()).map(str::to_owned))
+}
+
+fn read_config(path: &Path) -> Result<Value, EngineError> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| EngineError::io("read", path, error))?;
+    json::parse(&text).map_err(|error| EngineError::InvalidCheckpoint {
+        path: path.to_owned(),
+        message: error.to_string(),
+    })
+}
+
 /// Reads an adapter for a model.
 ///
 /// # Errors
@@ -119,9 +138,7 @@ pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfi
         path: path.clone(),
         message,
     };
-    let text =
-        std::fs::read_to_string(&path).map_err(|error| EngineError::io("read", &path, error))?;
-    let json: Value = json::parse(&text).map_err(|error| invalid(error.to_string()))?;
+    let json = read_config(&path)?;
     let config = AdapterConfig::from_json(&json).map_err(invalid)?;
     let targets = config.targets(model).map_err(invalid)?;
     let path = folder.join(ADAPTER_WEIGHTS);

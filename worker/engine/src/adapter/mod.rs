@@ -7,8 +7,8 @@ mod targets;
 
 pub use config::AdapterConfig;
 pub use files::{
-    ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, load, named_tensors, peft_name, save,
-    save_tensors,
+    ADAPTER_CONFIG, ADAPTER_WEIGHTS, NamedTensor, base_model_of, load, named_tensors, peft_name,
+    save, save_tensors,
 };
 pub(crate) use files::{read_tensor, write_tensors};
 pub use fresh::fresh;

@@ -51,6 +51,19 @@ impl Buffer {
         Ok(())
     }
 
+    /// Makes room for at least `len` values and keeps those that are there; new ones are zero.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`] when the system refuses; the buffer is then as it was.
+    pub fn extend(&mut self, len: usize) -> Result<(), EngineError> {
+        if len > self.len {
+            let mut larger = Self::zeroed(len)?;
+            larger.as_mut_slice()[..self.len].copy_from_slice(self.as_slice());
+            *self = larger;
+        }
+        Ok(())
+    }
+
     /// The values.
     pub fn as_slice(&self) -> &[f32] {
         match &self.map {
@@ -116,6 +129,16 @@ mod tests {
         let before = buffer.as_slice().as_ptr();
         buffer.reserve(50).unwrap();
         assert_eq!(buffer.as_slice().as_ptr(), before);
+    }
+
+    #[test]
+    fn extended_buffer_keeps_what_it_held() {
+        let mut buffer = Buffer::zeroed(3).unwrap();
+        buffer.as_mut_slice().copy_from_slice(&[1.0, 2.0, 3.0]);
+        buffer.extend(5000).unwrap();
+        assert_eq!(buffer.as_slice()[..5], [1.0, 2.0, 3.0, 0.0, 0.0]);
+        buffer.extend(10).unwrap();
+        assert_eq!(buffer.as_slice().len(), 5000);
     }
 
     #[test]

@@ -1,21 +1,24 @@
-//! Generation: a prompt's continuation, token by token, greedily or by sampling.
+//! Generation: a prompt's continuation, token by token, greedily or by sampling; one at a time or many.
 
 mod sampling;
+mod streams;
+mod text;
 
 use std::sync::Arc;
 
 use super::{
     EngineError,
-    model::{Adapter, Decoder, Llama},
+    model::{Adapter, CacheRoom, Llama, LoadedAdapter},
 };
-use sampling::Sampler;
 
 pub use sampling::SamplingOptions;
+pub use streams::{Audience, Next, StreamEvent, StreamId, Streams};
+pub use text::{AnswerText, Piece};
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model gave a stop token.
+    /// The model gave a stop token, or the caller has enough.
     Stop,
     /// `max_tokens` were given, or the model's context is full.
     Length,
@@ -32,10 +35,11 @@ pub struct Generated {
     pub finish: Finish,
 }
 
-/// Continues prompts with a model and, where given, an adapter.
+/// Continues prompts with a model and, where given, an adapter, one after the other.
 #[derive(Debug)]
 pub struct Generator {
-    decoder: Decoder,
+    streams: Streams,
+    adapter: Arc<LoadedAdapter>,
 }
 
 impl Generator {
@@ -44,67 +48,74 @@ impl Generator {
     /// # Errors
     /// An adapter that does not fit the model, or [`EngineError::OutOfMemory`].
     pub fn new(model: Arc<Llama>, adapter: Option<&Adapter>) -> Result<Self, EngineError> {
+        let adapter = match adapter {
+            Some(adapter) => LoadedAdapter::new(model.config(), adapter)?,
+            None => LoadedAdapter::none(model.config())?,
+        };
         Ok(Self {
-            decoder: Decoder::new(model, adapter)?,
+            streams: Streams::new(model, CacheRoom::unlimited()),
+            adapter: Arc::new(adapter),
         })
     }
 
-    /// Continues a prompt; `on_token` is called with every new token as it comes, and `stopped` is asked before
-    /// each one.
+    /// Continues a prompt; `on_token` is called with every new token as it comes and says whether to go on, and
+    /// `stopped` is asked before each one and often while the prompt runs.
     ///
     /// The same prompt, options and number of threads give the same tokens.
     ///
     /// # Errors
     /// [`EngineError::InvalidSetting`] for options out of range, [`EngineError::InvalidBatch`] for a prompt that is
-    /// empty, has unknown tokens or leaves no room in the model's context, [`EngineError::OutOfMemory`].
+    /// empty, has unknown tokens or leaves no room in the model's context, [`EngineError::OutOfMemory`],
+    /// [`EngineError::NotFinite`].
     pub fn generate(
         &mut self,
         prompt: &[u32],
         options: &SamplingOptions,
         stopped: &dyn Fn() -> bool,
-        on_token: &mut dyn FnMut(u32),
+        on_token: &mut dyn FnMut(u32) -> Next,
     ) -> Result<Generated, EngineError> {
-        let mut sampler = Sampler::new(options)?;
-        let context = self.decoder.model().config().max_position_embeddings;
-        if prompt.len() >= context {
-            let message = format!(
-                "a prompt of {} tokens in a context of {context}",
-                prompt.len()
-            );
-            return Err(EngineError::InvalidBatch(message));
+        self.streams.join(prompt, options, self.adapter.clone())?;
+        let mut listener = Listener {
+            stopped,
+            on_token,
+            ids: Vec::new(),
+            end: Ok(Finish::Stop),
+        };
+        while !self.streams.is_empty() {
+            self.streams.advance(&mut listener);
         }
-        let room = options.max_tokens.min(context - prompt.len());
-        let mut ids = Vec::new();
-        if stopped() {
-            return Ok(Generated {
-                ids,
-                finish: Finish::Cancelled,
-            });
+        let finish = listener.end?;
+        Ok(Generated {
+            ids: listener.ids,
+            finish,
+        })
+    }
+}
+
+/// The audience of one stream.
+struct Listener<'a> {
+    stopped: &'a dyn Fn() -> bool,
+    on_token: &'a mut dyn FnMut(u32) -> Next,
+    ids: Vec<u32>,
+    /// How it ended; a caller that leaves has what it wanted.
+    end: Result<Finish, EngineError>,
+}
+
+impl Audience for Listener<'_> {
+    fn is_stopped(&self, _: StreamId) -> bool {
+        (self.stopped)()
+    }
+
+    fn take(&mut self, _: StreamId, event: StreamEvent) -> Next {
+        match event {
+            StreamEvent::Token(id) => {
+                self.ids.push(id);
+                return (self.on_token)(id);
+            }
+            StreamEvent::Finished(finish) => self.end = Ok(finish),
+            StreamEvent::Failed(error) => self.end = Err(error),
         }
-        let mut next = sampler.pick(self.decoder.prefill(prompt, prompt.len() + room)?);
-        loop {
-            if options.stop_ids.contains(&next) {
-                return Ok(Generated {
-                    ids,
-                    finish: Finish::Stop,
-                });
-            }
-            ids.push(next);
-            on_token(next);
-            if ids.len() >= room {
-                return Ok(Generated {
-                    ids,
-                    finish: Finish::Length,
-                });
-            }
-            if stopped() {
-                return Ok(Generated {
-                    ids,
-                    finish: Finish::Cancelled,
-                });
-            }
-            next = sampler.pick(self.decoder.step(next)?);
-        }
+        Next::Leave
     }
 }
 
@@ -145,7 +156,8 @@ mod tests {
         let mut streamed = Vec::new();
         let generated = generator()
             .generate(&prompt(), &greedy(16), &|| false, &mut |id| {
-                streamed.push(id)
+                streamed.push(id);
+                Next::GoOn
             })
             .unwrap();
         assert_eq!(
@@ -166,7 +178,7 @@ mod tests {
             ..greedy(16)
         };
         let generated = generator()
-            .generate(&prompt(), &options, &|| false, &mut |_| {})
+            .generate(&prompt(), &options, &|| false, &mut |_| Next::GoOn)
             .unwrap();
         assert_eq!(
             generated,
@@ -182,7 +194,8 @@ mod tests {
         let count = std::cell::Cell::new(0);
         let generated = generator()
             .generate(&prompt(), &greedy(16), &|| count.get() >= 5, &mut |_| {
-                count.set(count.get() + 1)
+                count.set(count.get() + 1);
+                Next::GoOn
             })
             .unwrap();
         assert_eq!(
@@ -193,7 +206,7 @@ mod tests {
             }
         );
         let none = generator()
-            .generate(&prompt(), &greedy(16), &|| true, &mut |_| {})
+            .generate(&prompt(), &greedy(16), &|| true, &mut |_| Next::GoOn)
             .unwrap();
         assert_eq!(
             none,
@@ -208,12 +221,12 @@ mod tests {
     fn generation_ends_where_the_context_does() {
         let long: Vec<u32> = (0..250).map(|i| 3 + i % 100).collect();
         let generated = generator()
-            .generate(&long, &greedy(100), &|| false, &mut |_| {})
+            .generate(&long, &greedy(100), &|| false, &mut |_| Next::GoOn)
             .unwrap();
         assert_eq!((generated.ids.len(), generated.finish), (6, Finish::Length));
         assert!(
             generator()
-                .generate(&[1; 256], &greedy(1), &|| false, &mut |_| {})
+                .generate(&[1; 256], &greedy(1), &|| false, &mut |_| Next::GoOn)
                 .is_err()
         );
     }
@@ -230,7 +243,7 @@ mod tests {
         let mut generator = generator();
         let mut run = |seed| {
             generator
-                .generate(&prompt(), &options(seed), &|| false, &mut |_| {})
+                .generate(&prompt(), &options(seed), &|| false, &mut |_| Next::GoOn)
                 .unwrap()
                 .ids
         };

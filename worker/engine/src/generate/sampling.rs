@@ -1,11 +1,13 @@
 //! How the next token is picked from its logits.
 
+use std::collections::BTreeSet;
+
 use crate::{EngineError, random::Random};
 
 /// How a continuation is sampled, and when it ends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingOptions {
-    /// Most new tokens; at least 1.
+    /// Most new tokens; 0 for none.
     pub max_tokens: usize,
     /// What logits are divided by; 0 always takes the likeliest token.
     pub temperature: f32,
@@ -13,6 +15,8 @@ pub struct SamplingOptions {
     pub top_p: f32,
     /// Only so many of the likeliest tokens are picked from; 0 for all.
     pub top_k: usize,
+    /// What logits of tokens that stand already are divided by (or multiplied with, below zero); 1 for nothing.
+    pub repetition_penalty: f32,
     /// Selects the random numbers.
     pub seed: u64,
     /// Tokens that end the continuation.
@@ -26,6 +30,7 @@ impl Default for SamplingOptions {
             temperature: 1.0,
             top_p: 1.0,
             top_k: 0,
+            repetition_penalty: 1.0,
             seed: 0,
             stop_ids: Vec::new(),
         }
@@ -39,9 +44,6 @@ impl SamplingOptions {
     /// [`EngineError::InvalidSetting`] naming the first option out of range.
     pub fn validate(&self) -> Result<(), EngineError> {
         let problem = |field, message: String| Err(EngineError::InvalidSetting { field, message });
-        if self.max_tokens == 0 {
-            return problem("max_tokens", "must be at least 1".to_owned());
-        }
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
             return problem(
                 "temperature",
@@ -54,6 +56,12 @@ impl SamplingOptions {
                 format!("{} is not above 0 and at most 1", self.top_p),
             );
         }
+        if !(self.repetition_penalty.is_finite() && self.repetition_penalty > 0.0) {
+            return problem(
+                "repetition_penalty",
+                format!("{} is not a number above 0", self.repetition_penalty),
+            );
+        }
         Ok(())
     }
 }
@@ -64,15 +72,24 @@ pub(super) struct Sampler {
     temperature: f32,
     top_p: f64,
     top_k: usize,
+    repetition_penalty: f32,
+    /// The tokens that stand already.
+    seen: BTreeSet<u32>,
     random: Random,
     candidates: Vec<(u32, f64)>,
 }
 
 impl Sampler {
-    /// A sampler at the start of its random numbers.
-    pub(super) fn new(options: &SamplingOptions) -> Result<Self, EngineError> {
+    /// A sampler at the start of its random numbers, for what follows `prompt`.
+    pub(super) fn new(options: &SamplingOptions, prompt: &[u32]) -> Result<Self, EngineError> {
         options.validate()?;
+        let seen = match options.repetition_penalty {
+            1.0 => BTreeSet::new(),
+            _ => prompt.iter().copied().collect(),
+        };
         Ok(Self {
+            repetition_penalty: options.repetition_penalty,
+            seen,
             temperature: options.temperature,
             top_p: f64::from(options.top_p),
             top_k: options.top_k,
@@ -81,12 +98,36 @@ impl Sampler {
         })
     }
 
-    /// The next token.
-    pub(super) fn pick(&mut self, logits: &[f32]) -> u32 {
+    /// The next token, or none where the logits are no numbers. They are changed by the penalty.
+    pub(super) fn pick(&mut self, logits: &mut [f32]) -> Option<u32> {
+        self.penalise(logits);
         let best = likeliest(logits);
-        if self.temperature == 0.0 {
-            return best;
+        if !logits[best as usize].is_finite() {
+            return None;
         }
+        let picked = match self.temperature {
+            0.0 => best,
+            _ => self.sample(logits, best),
+        };
+        if self.repetition_penalty != 1.0 {
+            self.seen.insert(picked);
+        }
+        Some(picked)
+    }
+
+    fn penalise(&self, logits: &mut [f32]) {
+        for token in &self.seen {
+            if let Some(logit) = logits.get_mut(*token as usize) {
+                *logit = if *logit > 0.0 {
+                    *logit / self.repetition_penalty
+                } else {
+                    *logit * self.repetition_penalty
+                };
+            }
+        }
+    }
+
+    fn sample(&mut self, logits: &[f32], best: u32) -> u32 {
         self.weigh(logits, logits[best as usize]);
         self.keep_top_k();
         self.keep_top_p();
@@ -149,11 +190,11 @@ fn by_weight(a: &(u32, f64), b: &(u32, f64)) -> std::cmp::Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
-/// The token with the largest logit, the first of equal ones.
+/// The token with the largest logit, the first of equal ones; one that is no number loses to any other.
 fn likeliest(logits: &[f32]) -> u32 {
     let mut best = 0;
     for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] {
+        if *logit > logits[best] || logits[best].is_nan() {
             best = id;
         }
     }
@@ -167,14 +208,14 @@ mod tests {
     const LOGITS: [f32; 5] = [0.0, 2.0, 1.0, 2.0, -1.0];
 
     fn sampler(temperature: f32, top_p: f32, top_k: usize) -> Sampler {
-        Sampler::new(&SamplingOptions {
+        let options = SamplingOptions {
             temperature,
             top_p,
             top_k,
             seed: 3,
             ..SamplingOptions::default()
-        })
-        .unwrap()
+        };
+        Sampler::new(&options, &[]).unwrap()
     }
 
     /// How often each token comes in many picks.
@@ -182,7 +223,7 @@ mod tests {
         const PICKS: usize = 20_000;
         let mut counts = [0.0; 5];
         for _ in 0..PICKS {
-            counts[sampler.pick(&LOGITS) as usize] += 1.0 / PICKS as f64;
+            counts[sampler.pick(&mut { LOGITS }).unwrap() as usize] += 1.0 / PICKS as f64;
         }
         counts
     }
@@ -200,7 +241,43 @@ mod tests {
 
     #[test]
     fn temperature_zero_takes_the_first_of_the_likeliest() {
-        assert_eq!(sampler(0.0, 1.0, 0).pick(&LOGITS), 1);
+        assert_eq!(sampler(0.0, 1.0, 0).pick(&mut { LOGITS }), Some(1));
+    }
+
+    #[test]
+    fn g091_no_temperature_however_small_or_large_divides_by_zero() {
+        for temperature in [1e-45, f32::MIN_POSITIVE, f32::MAX] {
+            let picked = sampler(temperature, 0.9, 2).pick(&mut { LOGITS });
+            assert!(matches!(picked, Some(1 | 3)), "{temperature}: {picked:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_that_stand_already_are_penalised_whatever_the_sign_of_their_logit() {
+        let options = SamplingOptions {
+            temperature: 0.0,
+            repetition_penalty: 1.5,
+            ..SamplingOptions::default()
+        };
+        let mut sampler = Sampler::new(&options, &[1, 900]).unwrap();
+        assert_eq!(sampler.pick(&mut { LOGITS }), Some(3));
+        assert_eq!(sampler.pick(&mut { LOGITS }), Some(1), "both are penalised");
+        let mut below = [-1.0, -1.2];
+        let mut sampler = Sampler::new(&options, &[0]).unwrap();
+        assert_eq!(sampler.pick(&mut below), Some(1));
+        assert_eq!(below, [-1.5, -1.2]);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_give_no_token_and_some_of_them_do_no_harm() {
+        let mut sampler = sampler(1.0, 0.9, 3);
+        assert_eq!(sampler.pick(&mut [f32::NAN; 4]), None);
+        assert_eq!(sampler.pick(&mut [0.0, f32::INFINITY]), None);
+        assert_eq!(sampler.pick(&mut [f32::NEG_INFINITY; 2]), None);
+        assert_eq!(
+            sampler.pick(&mut [f32::NAN, 5.0, f32::NEG_INFINITY]),
+            Some(1)
+        );
     }
 
     #[test]
@@ -235,12 +312,15 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(refused(&|o| o.max_tokens = 0), "max_tokens");
         assert_eq!(refused(&|o| o.temperature = -0.1), "temperature");
         assert_eq!(refused(&|o| o.temperature = f32::NAN), "temperature");
         assert_eq!(refused(&|o| o.temperature = f32::INFINITY), "temperature");
         assert_eq!(refused(&|o| o.top_p = 0.0), "top_p");
         assert_eq!(refused(&|o| o.top_p = 1.01), "top_p");
         assert_eq!(refused(&|o| o.top_p = f32::NAN), "top_p");
+        for penalty in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            let field = refused(&|o| o.repetition_penalty = penalty);
+            assert_eq!(field, "repetition_penalty");
+        }
     }
 }

@@ -37,6 +37,24 @@ impl LossSum {
     }
 }
 
+/// How well one labelled token is predicted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenScore {
+    /// The position in the batch from which it is predicted.
+    pub position: usize,
+    /// Negative log-likelihood, in nats.
+    pub nll: f64,
+    /// Whether no other token is more likely.
+    pub is_likeliest: bool,
+}
+
+impl std::ops::AddAssign<TokenScore> for LossSum {
+    fn add_assign(&mut self, score: TokenScore) {
+        self.nll_sum += score.nll;
+        self.tokens += 1;
+    }
+}
+
 impl std::ops::AddAssign for LossSum {
     fn add_assign(&mut self, other: Self) {
         self.nll_sum += other.nll_sum;

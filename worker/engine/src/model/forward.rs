@@ -11,7 +11,7 @@ use super::{
     trainable::Trainable,
 };
 use crate::{
-    device::{Activations, ActivationsMut},
+    device::{Activations, ActivationsMut, LANES},
     ops::{
         attention::{Sequences, attention_forward},
         linear::{Lora, Start, linear_forward},
@@ -31,12 +31,23 @@ pub(super) struct Pass<'a> {
     pub dropout_seed: Option<u64>,
 }
 
+/// Keys and values of a sequence's earlier blocks in one layer; the pass writes its own behind them.
+pub(super) struct Earlier<'a> {
+    /// `[tokens, keys]`, in blocks.
+    pub keys: &'a mut [f32],
+    /// As `keys`.
+    pub values: &'a mut [f32],
+    /// Blocks that are there.
+    pub blocks: usize,
+}
+
 /// Runs one layer from its input to its output, and leaves in `kept` what the backward pass needs.
 pub(super) fn layer_forward(
     pass: Pass<'_>,
     trainable: &Trainable,
     layer: usize,
     view: &mut LayerView<'_, '_>,
+    earlier: Option<Earlier<'_>>,
 ) {
     let LayerView {
         input,
@@ -84,12 +95,20 @@ pub(super) fn layer_forward(
     linear(v, Start::Zero, shared.n.view(), Projection::V, uv);
     rotary_forward(q, pass.angles);
     rotary_forward(k, pass.angles);
+    let (keys, values, first_block) = match earlier {
+        None => (k.view(), v.view(), 0),
+        Some(earlier) => {
+            let blocks = earlier.blocks;
+            let [keys, values] = earlier.append(k.view(), v.view());
+            (keys, values, blocks)
+        }
+    };
     attention_forward(
         o,
         lse,
-        (q.view(), k.view(), v.view()),
+        (q.view(), keys, values),
         pass.sequences,
-        0,
+        first_block,
         model.heads(),
     );
     linear(mid, Start::From(*input), o.view(), Projection::O, uo);
@@ -105,6 +124,19 @@ pub(super) fn layer_forward(
         Projection::Down,
         udown,
     );
+}
+
+impl<'a> Earlier<'a> {
+    /// Copies new keys and values behind the earlier ones, and gives all of them.
+    fn append(self, k: Activations<'_>, v: Activations<'_>) -> [Activations<'a>; 2] {
+        let start = self.blocks * LANES * k.width();
+        let end = start + k.data().len();
+        let Self { keys, values, .. } = self;
+        [(keys, k), (values, v)].map(|(all, new)| {
+            all[start..end].copy_from_slice(new.data());
+            Activations::new(&all[..end], new.width())
+        })
+    }
 }
 
 /// Calls `work` with a pair and the memory of its inner values, if there is a pair.

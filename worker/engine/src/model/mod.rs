@@ -15,9 +15,9 @@ mod train;
 mod trainable;
 
 pub use adapter::{Adapter, LoraModule};
-pub use batch::{Batch, IGNORE, LossSum};
+pub use batch::{Batch, IGNORE, LossSum, TokenScore};
 pub use config::{ModelConfig, Projection, RopeScaling};
-pub use decode::Decoder;
+pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
 pub use llama::Llama;
 pub use parameter::Parameter;
 pub use train::TrainModel;

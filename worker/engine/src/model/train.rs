@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Adapter, Batch, Llama, LossSum, Parameter,
+    Adapter, Batch, Llama, LossSum, Parameter, TokenScore,
     backward::{InputGradient, LayerBackward},
     forward::{Pass, layer_forward},
     llama::Weight,
@@ -118,7 +118,8 @@ impl TrainModel {
             let loss = loss_and_gradient(pass, trainable, batch, scale, &plan, &mut memory);
             for layer in (0..model.config().num_hidden_layers).rev() {
                 if plan.keep == Keep::Inputs {
-                    layer_forward(pass, trainable, layer, &mut memory.layer(&plan, layer));
+                    let mut view = memory.layer(&plan, layer);
+                    layer_forward(pass, trainable, layer, &mut view, None);
                 }
                 let wanted = match layer > 0 || trainable.is_full() {
                     true => InputGradient::Wanted,
@@ -143,6 +144,16 @@ impl TrainModel {
     /// # Errors
     /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
     pub fn evaluate(&mut self, batch: &Batch) -> Result<LossSum, EngineError> {
+        let mut loss = LossSum::default();
+        self.score(batch)?.into_iter().for_each(|s| loss += s);
+        Ok(loss)
+    }
+
+    /// How well each labelled token of a batch is predicted, in order, without dropout.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
+    pub fn score(&mut self, batch: &Batch) -> Result<Vec<TokenScore>, EngineError> {
         self.with_memory(
             batch,
             Keep::Nothing,
@@ -157,12 +168,15 @@ impl TrainModel {
                     &model.norm,
                     model.config().rms_norm_eps,
                 );
+                let mut scores = Vec::with_capacity(batch.labelled_tokens());
                 cross_entropy_forward(
                     shared.n.view(),
                     model.head(),
                     &batch.targets,
                     shared.scratch,
-                )
+                    |score| scores.push(score),
+                );
+                scores
             },
         )
     }
@@ -267,7 +281,8 @@ fn layers_forward(
         &pass.model.embedding,
     );
     for layer in 0..pass.model.config().num_hidden_layers {
-        layer_forward(pass, trainable, layer, &mut memory.layer(plan, layer));
+        let mut view = memory.layer(plan, layer);
+        layer_forward(pass, trainable, layer, &mut view, None);
     }
 }
 

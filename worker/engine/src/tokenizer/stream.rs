@@ -6,6 +6,9 @@ use crate::EngineError;
 /// What stands for bytes that are no character, or none yet.
 const REPLACEMENT: char = '\u{fffd}';
 
+/// A character has no more tokens than this: what is incomplete after so many will never be complete.
+const LONGEST_CHARACTER: usize = 8;
+
 /// Turns tokens into text one by one; what it gives, joined, is the text of all of them.
 ///
 /// A character that is spread over several tokens comes out with the last of them. Some tokens before
@@ -30,12 +33,18 @@ impl TextStream {
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, EngineError> {
         self.ids.push(id);
         let text = self.pending(tokenizer)?;
-        if text.is_empty() || text.ends_with(REPLACEMENT) {
+        let may_go_on = self.ids.len() - self.given < LONGEST_CHARACTER;
+        if text.is_empty() || (text.ends_with(REPLACEMENT) && may_go_on) {
             return Ok(String::new());
         }
         self.ids.drain(..self.given);
         self.given = self.ids.len();
         Ok(text)
+    }
+
+    /// Whether a token's text is not given yet.
+    pub fn is_incomplete(&self) -> bool {
+        self.ids.len() > self.given
     }
 
     /// What is left at the end, incomplete characters included.

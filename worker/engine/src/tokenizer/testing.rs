@@ -39,6 +39,19 @@ pub(crate) fn bytes_json(control: &[&str], post_processor: Value) -> Value {
     })
 }
 
+/// The token of [`bytes`] that stands for one byte.
+pub(crate) fn byte_token(byte: u8) -> u32 {
+    // The alphabet's letters: printable bytes as they are, the others from U+0100 in order.
+    let is_printable = |byte: &u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    let printable = (0..=255).filter(is_printable).count() as u32;
+    let others = |end: u8| (0..end).filter(|byte| !is_printable(byte)).count() as u32;
+    if is_printable(&byte) {
+        u32::from(byte) - others(byte)
+    } else {
+        printable + others(byte)
+    }
+}
+
 /// A post-processor that puts `bos` in front of every text.
 pub(crate) fn bos_first(bos: &str) -> Value {
     let id = 256

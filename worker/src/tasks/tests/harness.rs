@@ -1,5 +1,6 @@
 //! Tasks without a connection: what they report stays in the outbox, where a test looks at it.
 
+use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,34 +8,47 @@ use actix::prelude::*;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::time::timeout;
-use trainyard_shared::Secret;
 use trainyard_shared::message::{FromWorker, JobFailedData, ToWorker, WorkerRegisterData};
+use trainyard_shared::{Secret, WorkerStatus};
 
+use super::golden;
 use crate::config::WorkerConfig;
 use crate::connection::identity::IdentityFile;
 use crate::connection::outbox::{Entry, Outbox};
-use crate::connection::{Connection, Parts, Reports, SharedActivity};
+use crate::connection::{Connection, Parts, Reports, SharedActivity, WaitingTokens};
+use crate::hardware::free_memory_bytes;
 use crate::platform_files::{PlatformFiles, SharedKey};
+use crate::tasks::TaskContext;
 use crate::tasks::base_model::ModelSource;
-use crate::tasks::training::TrainingContext;
+use crate::tasks::loaded::LoadedModels;
+use crate::tasks::locks::PlaceLocks;
 use crate::tasks::transfers::{Http, RetryPolicy};
 use crate::tasks::{TaskCommand, Tasks};
 
 /// Nothing in these tests takes longer unless it is broken.
-pub const DEADLINE: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(60);
+/// Where there is nothing to wait on, a test looks this often.
+const POLL: Duration = Duration::from_millis(2);
 
 /// The tasks of a worker that is never connected.
 pub struct Worker {
     pub tasks: Addr<Tasks>,
     pub activity: SharedActivity,
+    pub tokens: WaitingTokens,
     pub state: TempDir,
     outbox: Arc<Outbox>,
 }
 
 /// Starts them, with the base models in `STATE_DIR/models`.
 pub fn start_worker() -> Worker {
+    start_worker_with(|_| {})
+}
+
+/// The same with settings that `change` makes.
+pub fn start_worker_with(change: impl FnOnce(&mut WorkerConfig)) -> Worker {
     let state = tempfile::tempdir().unwrap();
     let mut config = WorkerConfig::new("http://127.0.0.1:9", state.path().to_owned()).unwrap();
+    change(&mut config);
     config.models.hub_offline = true;
     config.worker_key = Some(Secret::from("wkr_test"));
     // It never gets as far as a second try to connect.
@@ -50,11 +64,19 @@ pub fn start_worker() -> Worker {
     let key = SharedKey::default();
     let files = PlatformFiles::new(http.clone(), config.platform.clone(), key.clone());
     let connecting = Context::<Connection>::new();
-    let reports = Reports::new(outbox.clone(), activity.clone(), connecting.address());
-    let context = TrainingContext {
+    let tokens = WaitingTokens::default();
+    let reports = Reports::new(
+        outbox.clone(),
+        activity.clone(),
+        tokens.clone(),
+        connecting.address(),
+    );
+    let context = TaskContext {
         reports,
         files: files.clone(),
         models: ModelSource::new(config.models.clone(), http),
+        loaded: LoadedModels::new(free_memory_bytes),
+        locks: PlaceLocks::default(),
         state_dir: state.path().to_owned(),
         device: config.device,
         worker_type: config.worker_type,
@@ -66,6 +88,7 @@ pub fn start_worker() -> Worker {
         hardware: WorkerRegisterData::default(),
         outbox: outbox.clone(),
         activity: activity.clone(),
+        tokens: tokens.clone(),
         files,
         tasks: tasks.clone().recipient(),
         tls: Arc::new(crate::tls::client_config()),
@@ -75,8 +98,16 @@ pub fn start_worker() -> Worker {
         tasks,
         outbox,
         activity,
+        tokens,
         state,
     }
+}
+
+/// A worker that has the tiny model `yard/tiny`.
+pub fn worker_with_model() -> Worker {
+    let worker = start_worker();
+    worker.put_model("yard/tiny", "tied", |_| {});
+    worker
 }
 
 impl Worker {
@@ -84,14 +115,27 @@ impl Worker {
         self.tasks.send(command).await.unwrap();
     }
 
+    /// Puts a golden model among those on disk, its config changed by `change`.
+    pub fn put_model(&self, name: &str, variant: &str, change: impl FnOnce(&mut Value)) {
+        let place = self.state.path().join("models").join(name);
+        fs::create_dir_all(&place).unwrap();
+        golden::put_model(variant, &place);
+        let path = place.join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut config);
+        fs::write(path, config.to_string()).unwrap();
+    }
+
     /// Waits until this worker has nothing to do.
     pub async fn idle(&self) {
         let wait = async {
-            while self.activity.get().job.is_some() {
-                tokio::task::yield_now().await;
+            while self.activity.get().status() != WorkerStatus::Idle {
+                tokio::time::sleep(POLL).await;
             }
         };
-        timeout(DEADLINE, wait).await.expect("the job does not end");
+        timeout(DEADLINE, wait)
+            .await
+            .expect("the work does not end");
     }
 
     /// Every message that waits for delivery, in order.

@@ -1,7 +1,7 @@
 //! Jobs that train: a tiny model, real checkpoints, and what the platform would be told.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -11,29 +11,10 @@ use trainyard_shared::message::{
     ArtifactFile, CheckpointSavedData, FromWorker, JobCompletedData, JobStoppedData,
 };
 
-use super::harness::{Worker, start, start_worker};
+use super::harness::{start, worker_with_model};
 use crate::connection::outbox::Entry;
 use crate::tasks::TaskCommand;
 use crate::tasks::transfers::test_server::{Reply, TestServer};
-
-/// A worker that has the tiny model `yard/tiny`.
-fn worker_with_model() -> Worker {
-    let worker = start_worker();
-    let place = worker.state.path().join("models/yard/tiny");
-    fs::create_dir_all(&place).unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
-    for file in [
-        "tied/config.json",
-        "tied/generation_config.json",
-        "tied/model.safetensors",
-        "tokenizer/tokenizer.json",
-        "tokenizer/tokenizer_config.json",
-    ] {
-        let file = golden.join(file);
-        fs::copy(&file, place.join(file.file_name().unwrap())).unwrap();
-    }
-    worker
-}
 
 fn rows() -> String {
     (0..12)

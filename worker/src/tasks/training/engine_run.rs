@@ -14,7 +14,6 @@ use trainyard_shared::message::{
 };
 
 use super::artifacts::describe_folder;
-use super::failure::Failure;
 use super::job_log::JobLog;
 use super::prepare::{Prepared, checkpoint_prefix};
 use crate::config::Device;
@@ -25,6 +24,7 @@ use crate::engine::trainer::{
 };
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
+use crate::tasks::failure::Failure;
 
 /// Everything that one run of the engine needs.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use trainyard_shared::message::{FromWorker, LogLevel, WorkerLog, WorkerLogData};
 
+use crate::connection::Reports;
 use crate::connection::outbox::JobAttempt;
-use crate::connection::{Activity, Reports};
 
 /// Where a job's lines go.
 #[derive(Debug, Clone)]
@@ -55,9 +55,9 @@ impl JobLog {
 
     /// What the job does now, in a few words.
     pub fn status(&self, text: &str) {
-        self.reports.set_activity(Activity {
-            job: Some(self.job),
-            status_message: Some(text.to_owned()),
+        self.reports.change_activity(|activity| {
+            activity.job = Some(self.job);
+            activity.status_message = Some(text.to_owned());
         });
     }
 }

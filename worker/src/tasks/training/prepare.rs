@@ -2,22 +2,20 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use trainyard_shared::FailureKind;
-use trainyard_shared::dataset::JSONL;
 use trainyard_shared::ids::JobId;
-use trainyard_shared::message::{DatasetSource, DownloadFile, ResumePoint, StartTraining};
+use trainyard_shared::message::{DownloadFile, ResumePoint, StartTraining};
 use trainyard_shared::training::TrainingConfig;
 
-use super::failure::Failure;
+use super::job_folder;
 use super::job_log::JobLog;
-use super::{TrainingContext, job_folder};
+use crate::tasks::TaskContext;
 use crate::tasks::base_model::FetchProgress;
+use crate::tasks::dataset::fetch_dataset;
+use crate::tasks::failure::Failure;
 use crate::tasks::transfers::{Download, TransferError};
 
-/// Data sets that no job has used for so long are deleted.
-const KEPT_DATA_SETS: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Fetching a file is told after so many more bytes of it.
 const TOLD_BYTES: u64 = 256 << 20;
 
@@ -46,7 +44,7 @@ pub struct Prepared {
 /// The config, the data, the model or the disk, each by its kind of failure.
 pub async fn prepare(
     start: &StartTraining,
-    context: &TrainingContext,
+    context: &TaskContext,
     log: &JobLog,
 ) -> Result<Prepared, Failure> {
     let config = TrainingConfig::parse(&serde_json::Value::Object(start.data.config.clone()))
@@ -58,21 +56,18 @@ pub async fn prepare(
         ));
     }
     let source = &start.data.dataset;
-    if source.format != JSONL {
-        return Err(Failure::new(
-            FailureKind::BadData,
-            format!(
-                "data sets in the format `{}` are not read by this worker",
-                source.format
-            ),
-        ));
-    }
     let job_dir = job_folder(&context.state_dir, log.job());
     fresh_folder(&job_dir)?;
     let output = job_dir.join("output");
     fresh_folder(&output)?;
     log.status("Fetching the data set");
-    let dataset = fetch_dataset(start, context, &job_dir).await?;
+    let renew = async || {
+        context
+            .files
+            .renewed(start.job_id, &source.storage_path)
+            .await
+    };
+    let dataset = fetch_dataset(source, context, &job_dir, renew).await?;
     log.status("Looking for the base model");
     let model = context
         .models
@@ -95,57 +90,10 @@ pub async fn prepare(
     })
 }
 
-/// The data set's file: from the last job that used it if its digest is known, else fetched.
-async fn fetch_dataset(
-    start: &StartTraining,
-    context: &TrainingContext,
-    job_dir: &Path,
-) -> Result<PathBuf, Failure> {
-    let source = &start.data.dataset;
-    let destination = match source.sha256.as_deref().filter(|digest| is_digest(digest)) {
-        Some(digest) => {
-            let cache = context.state_dir.join("datasets");
-            create(&cache)?;
-            delete_unused(&cache);
-            cache.join(format!("{}.jsonl", digest.to_ascii_lowercase()))
-        }
-        None => job_dir.join("data.jsonl"),
-    };
-    if is_there(&destination, source) {
-        touch(&destination);
-        return Ok(destination);
-    }
-    let download = Download {
-        name: &source.storage_path,
-        url: source.download_url.clone(),
-        bearer: None,
-        size_bytes: source.size_bytes,
-        sha256: source.sha256.as_deref(),
-        destination: &destination,
-    };
-    let renew = async || {
-        context
-            .files
-            .renewed(start.job_id, &source.storage_path)
-            .await
-    };
-    context
-        .files
-        .http()
-        .download(&download, renew, |_| {})
-        .await?;
-    Ok(destination)
-}
-
-/// Files get their names only after their digest was checked, so length is enough to tell a whole one.
-fn is_there(path: &Path, source: &DatasetSource) -> bool {
-    fs::metadata(path).is_ok_and(|there| source.size_bytes.is_none_or(|size| size == there.len()))
-}
-
 async fn fetch_checkpoint(
     start: &StartTraining,
     resume: &ResumePoint,
-    context: &TrainingContext,
+    context: &TaskContext,
     job_dir: &Path,
 ) -> Result<PathBuf, Failure> {
     let prefix = checkpoint_prefix(start.job_id, resume.step);
@@ -226,10 +174,6 @@ fn tell_progress(log: &JobLog) -> impl FnMut(FetchProgress<'_>) {
     }
 }
 
-fn is_digest(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
 fn create(folder: &Path) -> Result<(), TransferError> {
     fs::create_dir_all(folder).map_err(|source| TransferError::io("create", folder, source))
 }
@@ -239,26 +183,6 @@ fn fresh_folder(folder: &Path) -> Result<(), TransferError> {
         fs::remove_dir_all(folder).map_err(|source| TransferError::io("empty", folder, source))?;
     }
     create(folder)
-}
-
-/// Marks a data set as used now. Where that fails it is at worst fetched once more.
-fn touch(path: &Path) {
-    let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
-}
-
-fn delete_unused(cache: &Path) {
-    let Ok(entries) = fs::read_dir(cache) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        let unused = entry
-            .metadata()
-            .and_then(|metadata| metadata.modified())
-            .is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > KEPT_DATA_SETS));
-        if unused && let Err(error) = fs::remove_file(entry.path()) {
-            tracing::warn!(file = %entry.path().display(), %error, "old data set cannot be deleted");
-        }
-    }
 }
 
 #[cfg(test)]
@@ -285,23 +209,5 @@ mod tests {
         ] {
             assert_eq!(inside(folder, wrong), None, "{wrong:?}");
         }
-    }
-
-    #[test]
-    fn only_data_sets_that_were_not_used_for_long_are_deleted() {
-        let cache = tempfile::tempdir().unwrap();
-        let (old, new) = (
-            cache.path().join("old.jsonl"),
-            cache.path().join("new.jsonl"),
-        );
-        fs::write(&old, b"{}").unwrap();
-        fs::write(&new, b"{}").unwrap();
-        let long_ago = SystemTime::now() - KEPT_DATA_SETS - Duration::from_secs(60);
-        fs::File::open(&old)
-            .unwrap()
-            .set_modified(long_ago)
-            .unwrap();
-        delete_unused(cache.path());
-        assert!(!old.exists() && new.exists());
     }
 }

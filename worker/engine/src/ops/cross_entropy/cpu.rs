@@ -57,6 +57,13 @@ pub(super) fn combine(lse: &mut [f32], statistics: &[f32]) {
     }
 }
 
+/// The largest logit of one of `tokens` tokens from the statistics of its parts.
+pub(super) fn largest(statistics: &[f32], tokens: usize, token: usize) -> f32 {
+    let per_block = statistics.len() / (tokens / LANES);
+    let parts = statistics[token / LANES * per_block..][..per_block].chunks_exact(2 * LANES);
+    parts.fold(f32::NEG_INFINITY, |max, part| max.max(part[token % LANES]))
+}
+
 /// `z = scale * e^(z - lse)` for the first `tokens` lanes, 0 for the others.
 pub(super) fn gradients(logits: &mut ActivationsMut<'_>, lse: &[f32], tokens: usize, scale: f32) {
     let len = logits.width() * LANES;

@@ -14,29 +14,28 @@ use crate::{
         Activations, ActivationsMut, Carver, LANES, Panels, padded_tokens,
         product::{Matrix, Product, Start, accumulate_outer, multiply, outer_scratch},
     },
-    model::{IGNORE, LossSum},
+    model::{IGNORE, LossSum, TokenScore},
 };
 
 /// Labelled tokens per chunk.
 const CHUNK: usize = 8 * LANES;
 
-/// The loss over the tokens that have a target, without gradients.
+/// Calls `each` with how well every token that has a target is predicted, in order, without gradients.
 ///
 /// `x` `[tokens, hidden]` is the last layer's normalised output, `head` `[vocabulary, hidden]`.
-/// `scratch` needs [`cross_entropy_scratch`] values.
+/// `scratch` needs [`cross_entropy_scratch`] values. A token's score is the same bits whatever is beside it.
 pub fn cross_entropy_forward(
     x: Activations<'_>,
     head: &Panels,
     targets: &[i32],
     scratch: &mut [f32],
-) -> LossSum {
-    let mut loss = LossSum::default();
+    mut each: impl FnMut(TokenScore),
+) {
     for_each_chunk(targets, |tokens| {
         let mut chunk = Chunk::carve(scratch, tokens.len(), head);
         chunk.project(x, tokens, head);
-        chunk.add_loss(&mut loss, tokens, targets);
+        chunk.for_each_score(tokens, targets, &mut each);
     });
-    loss
 }
 
 /// The loss, with the gradient of `scale * nll_sum` set in `dx` and added to `dhead` (row-major, as `head`).
@@ -55,7 +54,7 @@ pub fn cross_entropy_forward_backward(
     for_each_chunk(targets, |tokens| {
         let mut chunk = Chunk::carve(scratch, tokens.len(), head);
         chunk.project(x, tokens, head);
-        chunk.add_loss(&mut loss, tokens, targets);
+        chunk.for_each_score(tokens, targets, |score| loss += score);
         chunk.replace_by_gradients(tokens, targets, scale);
         if let Some(dhead) = &mut dhead {
             accumulate_outer(dhead, chunk.logits.view(), chunk.x.view(), chunk.rest);
@@ -151,14 +150,17 @@ impl<'a> Chunk<'a> {
         cpu::combine(self.lse, self.statistics);
     }
 
-    fn add_loss(&self, loss: &mut LossSum, tokens: &[usize], targets: &[i32]) {
+    fn for_each_score(&self, tokens: &[usize], targets: &[i32], mut each: impl FnMut(TokenScore)) {
         let logits = self.logits.view();
         for (i, &token) in tokens.iter().enumerate() {
             let target = targets[token] as usize;
             let logit = logits.block(i / LANES)[target * LANES + i % LANES];
-            loss.nll_sum += f64::from(self.lse[i]) - f64::from(logit);
+            each(TokenScore {
+                position: token,
+                nll: f64::from(self.lse[i]) - f64::from(logit),
+                is_likeliest: logit >= cpu::largest(self.statistics, self.lse.len(), i),
+            });
         }
-        loss.tokens += tokens.len() as u64;
     }
 
     /// Replaces logits by their gradients; lanes without a token get zeros.
@@ -230,10 +232,22 @@ mod tests {
             scale,
             &mut scratch,
         );
-        assert_eq!(
-            loss,
-            cross_entropy_forward(xa, &panels, &targets, &mut scratch)
-        );
+        let mut again = LossSum::default();
+        cross_entropy_forward(xa, &panels, &targets, &mut scratch, |score| {
+            let x = &x[score.position * hidden..][..hidden];
+            let dot = |h: &[f32]| h.iter().zip(x).map(|(h, x)| h * x).sum::<f32>();
+            let z: Vec<f32> = head.chunks(hidden).map(dot).collect();
+            let largest = z.iter().copied().fold(f32::MIN, f32::max);
+            let target = z[targets[score.position] as usize];
+            let is_near = (target - largest).abs() < 1e-4;
+            assert!(
+                is_near || !score.is_likeliest,
+                "position {}",
+                score.position
+            );
+            again += score;
+        });
+        assert_eq!(loss, again);
         assert_eq!(
             loss.tokens as usize,
             targets.iter().filter(|&&t| t != IGNORE).count()
@@ -273,7 +287,12 @@ mod tests {
         let panels = Panels::pack(&head, vocabulary, hidden).unwrap();
         let x = blocks(&[1.0, 1.0], 1);
         let mut scratch = vec![0.0; cross_entropy_scratch(1, vocabulary, hidden, false)];
-        let loss = cross_entropy_forward(Activations::new(&x, hidden), &panels, &[0], &mut scratch);
+        let mut loss = LossSum::default();
+        let x = Activations::new(&x, hidden);
+        cross_entropy_forward(x, &panels, &[0], &mut scratch, |score| {
+            assert!(!score.is_likeliest);
+            loss += score;
+        });
         assert!(
             (loss.nll_sum - (4.0 * 4999.0 + (1.0 / (1.0 - (-4.0f64).exp())).ln())).abs() < 0.01
         );

@@ -1,9 +1,10 @@
-//! A linear layer for one token on the CPU: bound by reading the weights once.
+//! A linear layer for a few tokens on the CPU: bound by reading the weights once.
 
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::device::{PANEL, Panels, math::dispatch};
+use super::Lora;
+use crate::device::{PANEL, Panels, Shared, math::dispatch};
 
 /// Values of a panel that are multiplied together: a whole number of registers and of columns.
 const RUN: usize = 4 * PANEL;
@@ -11,33 +12,45 @@ const RUN: usize = 4 * PANEL;
 /// Panels per task.
 const TASK_PANELS: usize = 8;
 
-/// Sets each `y` to its weight times the same `x`.
+/// Sets each `y` `[tokens, rows]` to its weight times the same `x` `[tokens, columns]`.
 pub(super) fn products(outputs: &mut [(&mut [f32], &Panels)], x: &[f32], scratch: &mut Vec<f32>) {
     // Every value of x once per row of a panel, so that panels are multiplied as they lie.
     scratch.clear();
     scratch.extend(x.iter().flat_map(|&x| [x; PANEL]));
     let spread: &[f32] = scratch;
-    let parts: Vec<(&mut [f32], &[f32])> = outputs
+    let parts: Vec<Rows<'_>> = outputs
         .iter_mut()
         .flat_map(|(y, w)| {
+            let (rows, columns) = (w.rows(), w.columns());
             assert_eq!(
-                (y.len(), x.len()),
-                (w.rows(), w.columns()),
+                (y.len() * columns, x.len() % columns),
+                (rows * x.len(), 0),
                 "shapes of a product"
             );
-            let panels = w.packed().chunks(TASK_PANELS * PANEL * w.columns());
-            y.chunks_mut(TASK_PANELS * PANEL).zip(panels)
+            let y = Shared::new(y);
+            let panels = w.packed().chunks(TASK_PANELS * PANEL * columns);
+            panels.enumerate().map(move |(task, panels)| Rows {
+                y,
+                rows,
+                first: task * TASK_PANELS * PANEL,
+                panels,
+                columns,
+                spread,
+            })
         })
         .collect();
-    parts
-        .into_par_iter()
-        .for_each(|(y, panels)| dispatch(Rows { y, panels, spread }));
+    parts.into_par_iter().for_each(dispatch);
 }
 
-/// Some panels' rows.
+/// Some panels' rows of one layer's output, for all tokens.
 struct Rows<'a> {
-    y: &'a mut [f32],
+    /// `[tokens, rows]`.
+    y: Shared<'a>,
+    rows: usize,
+    /// The first row of `panels`.
+    first: usize,
     panels: &'a [f32],
+    columns: usize,
     spread: &'a [f32],
 }
 
@@ -46,23 +59,52 @@ impl WithSimd for Rows<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        for (y, panel) in self
-            .y
-            .chunks_mut(PANEL)
-            .zip(self.panels.chunks_exact(self.spread.len()))
-        {
+        for (i, panel) in self.panels.chunks_exact(PANEL * self.columns).enumerate() {
+            let first = self.first + i * PANEL;
+            let count = PANEL.min(self.rows - first);
             let (runs, tail) = panel.as_chunks::<RUN>();
-            let (spread_runs, spread_tail) = self.spread.as_chunks::<RUN>();
-            let mut sums = [0.0; RUN];
-            add_products(simd, &mut sums, runs, spread_runs);
-            for (i, (weight, x)) in tail.iter().zip(spread_tail).enumerate() {
-                sums[i] += weight * x;
-            }
-            for (row, y) in y.iter_mut().enumerate() {
-                *y = sums[row..].iter().step_by(PANEL).sum();
+            for (token, spread) in self.spread.chunks_exact(panel.len()).enumerate() {
+                let (spread_runs, spread_tail) = spread.as_chunks::<RUN>();
+                let mut sums = [0.0; RUN];
+                add_products(simd, &mut sums, runs, spread_runs);
+                for (i, (weight, x)) in tail.iter().zip(spread_tail).enumerate() {
+                    sums[i] += weight * x;
+                }
+                // SAFETY: every task has other rows of `y`, and none is read before all are written.
+                let y = unsafe { self.y.part(token * self.rows + first, count) };
+                for (row, y) in y.iter_mut().enumerate() {
+                    *y = sums[row..].iter().step_by(PANEL).sum();
+                }
             }
         }
     }
+}
+
+/// `y += B (scale * A x)` for one token.
+pub(super) fn add_pair(y: &mut [f32], x: &[f32], lora: Lora<'_>) {
+    let u: Vec<f32> = lora
+        .a
+        .chunks_exact(x.len())
+        .map(|a| lora.scale * dot(a, x))
+        .collect();
+    for (y, b) in y.iter_mut().zip(lora.b.chunks_exact(lora.rank)) {
+        *y += dot(b, &u);
+    }
+}
+
+/// Many sums side by side, which the compiler turns into registers.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let (a_runs, a_tail) = a.as_chunks::<LANES>();
+    let (b_runs, b_tail) = b.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for (a, b) in a_runs.iter().zip(b_runs) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    let tail: f32 = a_tail.iter().zip(b_tail).map(|(a, b)| a * b).sum();
+    sums.iter().sum::<f32>() + tail
 }
 
 /// `sums[i] += sum over runs of a[run][i] * b[run][i]`.

@@ -11,6 +11,8 @@
 
 mod cpu;
 
+use rayon::prelude::*;
+
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub use crate::device::product::Start;
 use crate::device::{
@@ -129,34 +131,45 @@ pub(crate) fn full_scratch(blocks: usize, input: usize, output: usize) -> usize 
     outer_scratch(blocks, output, input)
 }
 
-/// One of the layers that share the input of one token.
-pub(crate) struct OneToken<'a> {
-    /// `[out]`.
+/// One of the layers that share the inputs of a few tokens.
+pub(crate) struct FewTokens<'a> {
+    /// `[tokens, out]`, row-major.
     pub y: &'a mut [f32],
     /// `[out, in]`.
     pub w: &'a Panels,
-    /// The layer's pair, without dropout.
-    pub lora: Option<Lora<'a>>,
+    /// The layer's pair for each token, without dropout; every token may have another one.
+    pub loras: Vec<Option<Lora<'a>>>,
 }
 
-/// `y = W x + B (scale * A x)` for several layers and the one token `x`; `scratch` is grown as needed.
-pub(crate) fn linear_one_token<const N: usize>(
-    layers: [OneToken<'_>; N],
+/// `y = W x + B (scale * A x)` for several layers and the tokens of `x`, row-major `[tokens, in]`; `scratch` is
+/// grown as needed.
+///
+/// Each weight is read once for all tokens, and each token's result is the same bits whatever tokens are beside it.
+pub(crate) fn linear_few_tokens<const N: usize>(
+    layers: [FewTokens<'_>; N],
     x: &[f32],
     scratch: &mut Vec<f32>,
 ) {
-    let loras = layers.each_ref().map(|layer| layer.lora);
-    let mut outputs = layers.map(|layer| (layer.y, layer.w));
-    cpu::products(&mut outputs, x, scratch);
-    for ((y, _), lora) in outputs.into_iter().zip(loras) {
-        let Some(lora) = lora else { continue };
-        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
-        scratch.clear();
-        scratch.extend(lora.a.chunks_exact(x.len()).map(|a| lora.scale * dot(a, x)));
-        for (y, b) in y.iter_mut().zip(lora.b.chunks_exact(lora.rank)) {
-            *y += dot(b, scratch);
-        }
+    let (mut outputs, mut loras) = (Vec::with_capacity(N), Vec::with_capacity(N));
+    for layer in layers {
+        outputs.push((layer.y, layer.w));
+        loras.push(layer.loras);
     }
+    cpu::products(&mut outputs, x, scratch);
+    let tasks: Vec<(&mut [f32], &[f32], Lora<'_>)> = outputs
+        .into_iter()
+        .zip(loras)
+        .flat_map(|((y, w), loras)| {
+            let tokens = y
+                .chunks_exact_mut(w.rows())
+                .zip(x.chunks_exact(w.columns()));
+            let pairs = tokens.zip(loras);
+            pairs.filter_map(|((y, x), lora)| Some((y, x, lora?)))
+        })
+        .collect();
+    tasks
+        .into_par_iter()
+        .for_each(|(y, x, lora)| cpu::add_pair(y, x, lora));
 }
 
 /// `dx = start + sum over branches of W^T dy + A^T du`.

@@ -93,7 +93,7 @@ impl From<EngineError> for Failure {
             }
             EngineError::InvalidData(_) => FailureKind::BadData,
             EngineError::Diverged { .. } => FailureKind::Diverged,
-            EngineError::InvalidBatch(_) => FailureKind::Internal,
+            EngineError::InvalidBatch(_) | EngineError::NotFinite => FailureKind::Internal,
         };
         Self::new(kind, error.to_string())
     }

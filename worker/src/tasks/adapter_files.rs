@@ -1,0 +1,248 @@
+//! Adapters for answers and evaluations: their files on this machine, fetched once where their digests are known.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use trainyard_shared::message::DownloadUrl;
+use trainyard_shared::{FailureKind, Secret, ids::JobId};
+
+use super::TaskContext;
+use super::failure::Failure;
+use super::transfers::{Download, TransferError};
+use crate::engine::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
+use crate::files::{digest, is_digest};
+
+/// Adapters that nobody has used for so long are deleted.
+const KEPT_ADAPTERS: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// An adapter's files in a folder.
+#[derive(Debug)]
+pub(super) struct AdapterFiles {
+    folder: Folder,
+    digest: String,
+}
+
+#[derive(Debug)]
+enum Folder {
+    /// Kept for the next time.
+    Kept(PathBuf),
+    /// Gone with this value.
+    Temporary(TempDir),
+}
+
+impl AdapterFiles {
+    /// Where the files are.
+    pub(super) fn folder(&self) -> &Path {
+        match &self.folder {
+            Folder::Kept(path) => path,
+            Folder::Temporary(folder) => folder.path(),
+        }
+    }
+
+    /// Tells the adapter apart from any other.
+    pub(super) fn digest(&self) -> &str {
+        &self.digest
+    }
+}
+
+/// The files of the adapter that is stored under `model_path` and offered at `urls` (named `field` in
+/// messages); without any, the platform is asked for addresses.
+///
+/// # Errors
+///
+/// A file that is not offered, the download, or the disk.
+pub(super) async fn fetch_adapter(
+    model_path: &str,
+    (field, urls): (&str, &[DownloadUrl]),
+    context: &TaskContext,
+) -> Result<AdapterFiles, Failure> {
+    let names = [ADAPTER_CONFIG, ADAPTER_WEIGHTS];
+    let mut files = Vec::new();
+    for name in names {
+        let offered = urls.iter().find(|file| last_part(&file.key) == name);
+        files.push(match offered {
+            Some(file) => file.clone(),
+            None if urls.is_empty() => asked_for(model_path, name, context).await?,
+            None => {
+                let text = format!("{field}: {name} is missing");
+                return Err(Failure::new(FailureKind::BadConfig, text));
+            }
+        });
+    }
+    let cache = context.state_dir.join("adapters");
+    create(&cache)?;
+    let known = files.iter().map(|file| file.sha256.as_deref());
+    let known: Option<Vec<&str>> = known.map(|d| d.filter(|d| is_digest(d))).collect();
+    let Some(digests) = known else {
+        let folder = TempDir::with_prefix_in(".fetching-", &cache)
+            .map_err(|source| TransferError::io("create a folder in", &cache, source))?;
+        fetch_into(folder.path(), &files, (model_path, context)).await?;
+        let digest = digest_of(folder.path())?;
+        return Ok(AdapterFiles {
+            folder: Folder::Temporary(folder),
+            digest,
+        });
+    };
+    let digest = hex::encode(Sha256::digest(digests.concat().to_ascii_lowercase()));
+    let folder = cache.join(&digest);
+    let _lock = context.locks.lock(&folder).await;
+    create(&folder)?;
+    // Files get their names only after their digest was checked.
+    files.retain(|file| !folder.join(last_part(&file.key)).exists());
+    fetch_into(&folder, &files, (model_path, context)).await?;
+    touch(&folder);
+    delete_unused(&cache);
+    Ok(AdapterFiles {
+        folder: Folder::Kept(folder),
+        digest,
+    })
+}
+
+async fn fetch_into(
+    folder: &Path,
+    files: &[DownloadUrl],
+    (model_path, context): (&str, &TaskContext),
+) -> Result<(), Failure> {
+    for file in files {
+        let name = last_part(&file.key);
+        let download = Download {
+            name: &file.key,
+            url: file.url.clone(),
+            bearer: None,
+            size_bytes: file.size_bytes,
+            sha256: file.sha256.as_deref(),
+            destination: &folder.join(name),
+        };
+        let renew = async || renewed(model_path, name, context).await;
+        context
+            .files
+            .http()
+            .download(&download, renew, |_| {})
+            .await?;
+    }
+    Ok(())
+}
+
+/// An address for a file that the message offers none for.
+async fn asked_for(
+    model_path: &str,
+    name: &str,
+    context: &TaskContext,
+) -> Result<DownloadUrl, Failure> {
+    let base = model_path.trim_end_matches('/');
+    let url = if model_path.starts_with("http://") || model_path.starts_with("https://") {
+        Some(Secret::from(format!("{base}/{name}")))
+    } else {
+        renewed(model_path, name, context).await?
+    };
+    match url {
+        Some(url) => Ok(DownloadUrl {
+            key: format!("{base}/{name}"),
+            url,
+            sha256: None,
+            size_bytes: None,
+        }),
+        None => Err(Failure::new(
+            FailureKind::Download,
+            format!("the platform gives no address for {base}/{name}"),
+        )),
+    }
+}
+
+/// A new address from the platform, for what lies under a job's own prefix.
+async fn renewed(
+    model_path: &str,
+    name: &str,
+    context: &TaskContext,
+) -> Result<Option<Secret>, TransferError> {
+    let Some(job) = job_of(model_path) else {
+        return Ok(None);
+    };
+    let key = format!("{}/{name}", model_path.trim_end_matches('/'));
+    context.files.renewed(job, &key).await
+}
+
+/// The job that `models/job-123/final/` belongs to.
+fn job_of(model_path: &str) -> Option<JobId> {
+    let job = model_path.strip_prefix("models/job-")?;
+    let digits = job.split('/').next()?;
+    digits.parse().ok().filter(|id| *id > 0).map(JobId)
+}
+
+fn last_part(key: &str) -> &str {
+    key.rsplit('/').next().unwrap_or(key)
+}
+
+fn digest_of(folder: &Path) -> Result<String, Failure> {
+    let mut digests = String::new();
+    for name in [ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
+        let path = folder.join(name);
+        let (_, sha256) =
+            digest(&path).map_err(|source| TransferError::io("read", &path, source))?;
+        digests.push_str(&sha256);
+    }
+    Ok(hex::encode(Sha256::digest(digests)))
+}
+
+fn create(folder: &Path) -> Result<(), TransferError> {
+    fs::create_dir_all(folder).map_err(|source| TransferError::io("create", folder, source))
+}
+
+/// Marks an adapter as used now. Where that fails it is at worst fetched once more.
+fn touch(folder: &Path) {
+    let _ = fs::File::open(folder.join(ADAPTER_CONFIG))
+        .and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+fn delete_unused(cache: &Path) {
+    let Ok(entries) = fs::read_dir(cache) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let used = fs::metadata(entry.path().join(ADAPTER_CONFIG))
+            .or_else(|_| entry.metadata())
+            .and_then(|metadata| metadata.modified());
+        let unused = used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT_ADAPTERS));
+        if unused && let Err(error) = fs::remove_dir_all(entry.path()) {
+            tracing::warn!(folder = %entry.path().display(), %error, "old adapter cannot be deleted");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_job_of_a_path_is_read_strictly() {
+        assert_eq!(job_of("models/job-123/final/"), Some(JobId(123)));
+        for wrong in [
+            "models/123/",
+            "models/job-/x",
+            "models/job-0/x",
+            "job-5",
+            "",
+        ] {
+            assert_eq!(job_of(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_adapters_that_were_not_used_for_long_are_deleted() {
+        let cache = tempfile::tempdir().unwrap();
+        let long_ago = SystemTime::now() - KEPT_ADAPTERS - Duration::from_secs(60);
+        for name in ["old", "new"] {
+            fs::create_dir(cache.path().join(name)).unwrap();
+            fs::write(cache.path().join(name).join(ADAPTER_CONFIG), "{}").unwrap();
+        }
+        fs::File::open(cache.path().join("old").join(ADAPTER_CONFIG))
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        delete_unused(cache.path());
+        assert!(!cache.path().join("old").exists() && cache.path().join("new").exists());
+    }
+}

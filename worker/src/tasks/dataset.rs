@@ -1,0 +1,117 @@
+//! Data sets on this machine: fetched once for all that use them, and deleted when nobody has for long.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use trainyard_shared::dataset::JSONL;
+use trainyard_shared::message::DatasetSource;
+use trainyard_shared::{FailureKind, Secret};
+
+use super::TaskContext;
+use super::failure::Failure;
+use super::transfers::{Download, TransferError};
+use crate::files::is_digest;
+
+/// Data sets that nobody has used for so long are deleted.
+const KEPT_DATA_SETS: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The data set's file: from the last task that used it if its digest is known, else fetched into `own_dir`.
+/// `renew` gives a new address when the old one has expired.
+///
+/// # Errors
+///
+/// A format that is not read, the download, or the disk.
+pub(super) async fn fetch_dataset(
+    source: &DatasetSource,
+    context: &TaskContext,
+    own_dir: &Path,
+    renew: impl AsyncFn() -> Result<Option<Secret>, TransferError>,
+) -> Result<PathBuf, Failure> {
+    if source.format != JSONL {
+        return Err(Failure::new(
+            FailureKind::BadData,
+            format!(
+                "data sets in the format `{}` are not read by this worker",
+                source.format
+            ),
+        ));
+    }
+    let destination = match source.sha256.as_deref().filter(|digest| is_digest(digest)) {
+        Some(digest) => {
+            let cache = context.state_dir.join("datasets");
+            fs::create_dir_all(&cache)
+                .map_err(|source| TransferError::io("create", &cache, source))?;
+            delete_unused(&cache);
+            cache.join(format!("{}.jsonl", digest.to_ascii_lowercase()))
+        }
+        None => own_dir.join("data.jsonl"),
+    };
+    let _lock = context.locks.lock(&destination).await;
+    if is_there(&destination, source) {
+        touch(&destination);
+        return Ok(destination);
+    }
+    let download = Download {
+        name: &source.storage_path,
+        url: source.download_url.clone(),
+        bearer: None,
+        size_bytes: source.size_bytes,
+        sha256: source.sha256.as_deref(),
+        destination: &destination,
+    };
+    context
+        .files
+        .http()
+        .download(&download, renew, |_| {})
+        .await?;
+    Ok(destination)
+}
+
+/// Files get their names only after their digest was checked, so length is enough to tell a whole one.
+fn is_there(path: &Path, source: &DatasetSource) -> bool {
+    fs::metadata(path).is_ok_and(|there| source.size_bytes.is_none_or(|size| size == there.len()))
+}
+
+/// Marks a data set as used now. Where that fails it is at worst fetched once more.
+fn touch(path: &Path) {
+    let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
+}
+
+fn delete_unused(cache: &Path) {
+    let Ok(entries) = fs::read_dir(cache) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let unused = entry
+            .metadata()
+            .and_then(|metadata| metadata.modified())
+            .is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > KEPT_DATA_SETS));
+        if unused && let Err(error) = fs::remove_file(entry.path()) {
+            tracing::warn!(file = %entry.path().display(), %error, "old data set cannot be deleted");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_data_sets_that_were_not_used_for_long_are_deleted() {
+        let cache = tempfile::tempdir().unwrap();
+        let (old, new) = (
+            cache.path().join("old.jsonl"),
+            cache.path().join("new.jsonl"),
+        );
+        fs::write(&old, b"{}").unwrap();
+        fs::write(&new, b"{}").unwrap();
+        let long_ago = SystemTime::now() - KEPT_DATA_SETS - Duration::from_secs(60);
+        fs::File::open(&old)
+            .unwrap()
+            .set_modified(long_ago)
+            .unwrap();
+        delete_unused(cache.path());
+        assert!(!old.exists() && new.exists());
+    }
+}

@@ -1,0 +1,363 @@
+//! One evaluation, from `start_evaluation` to the message that ends it.
+//!
+//! 1. The request is checked. It then waits for its turn: one evaluation runs at a time.
+//! 2. Data set, adapter and base model are found or fetched. Where the message names no base model, it is
+//!    the one that the adapter was made for.
+//! 3. The engine measures on a thread of its own and tells how far it is.
+//! 4. The end is put into the outbox: completed or failed, a stopped one as failed with `cancelled`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tokio::sync::Semaphore;
+use trainyard_shared::dataset::JSONL;
+use trainyard_shared::ids::{DatasetId, EvaluationId, MessageId};
+use trainyard_shared::message::{
+    BaseModel, DatasetSource, EvaluationCompleted, EvaluationCompletedData, EvaluationFailed,
+    EvaluationFailedData, EvaluationMetrics, EvaluationProgress, EvaluationProgressData,
+    FromWorker, StartEvaluation, StartEvaluationData,
+};
+use trainyard_shared::training::TrainOn;
+use trainyard_shared::{FailureKind, Secret};
+
+use super::adapter_files::{AdapterFiles, fetch_adapter};
+use super::dataset::fetch_dataset;
+use super::failure::Failure;
+use super::loaded::LoadedModel;
+use super::transfers::TransferError;
+use super::{StopReason, StopSignal, TaskContext};
+use crate::connection::Reports;
+use crate::engine::adapter;
+use crate::engine::data::{RowEncoder, read_jsonl};
+use crate::engine::evaluate::{Evaluated, Evaluation, evaluate};
+
+/// Evaluations that wait or run; further ones are refused.
+pub(super) const MOST_EVALUATIONS: usize = 64;
+/// Rows at a time, where the request does not say.
+const DEFAULT_BATCH_SIZE: u64 = 8;
+/// Longest row in tokens, where the request does not say.
+const DEFAULT_MAX_LENGTH: u64 = 1024;
+/// Progress is told no more often.
+const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+/// What the platform reads as a stop that it asked for.
+const CANCELLED: &str = "cancelled";
+
+/// Runs an evaluation to its end, which is reported before this returns.
+pub(super) async fn run_evaluation(
+    start: StartEvaluation,
+    context: TaskContext,
+    turns: Arc<Semaphore>,
+    stop: StopSignal,
+) {
+    let id = start.evaluation_id;
+    let result = measured(&start, &context, &turns, &stop).await;
+    let failure = match (result, stop.reason()) {
+        (Ok(Some(metrics)), _) => return report_completed(id, metrics, &context.reports),
+        (Ok(None), Some(StopReason::Shutdown)) => {
+            Failure::new(FailureKind::WorkerRestarted, "the worker was shut down")
+        }
+        (Ok(None), _) => return report_cancelled(id, &context.reports),
+        (Err(failure), _) => failure,
+    };
+    report_failed(id, failure.message, Some(failure.kind), &context.reports);
+}
+
+/// Says that there are no figures because nobody wants them any more.
+pub(super) fn report_cancelled(id: EvaluationId, reports: &Reports) {
+    report_failed(id, CANCELLED.to_owned(), None, reports);
+}
+
+/// Says that there are no figures.
+pub(super) fn report_failed(
+    id: EvaluationId,
+    error: String,
+    failure_kind: Option<FailureKind>,
+    reports: &Reports,
+) {
+    tracing::warn!(evaluation.id = %id, reason = error, "evaluation has no figures");
+    reports.keep_or_send(FromWorker::EvaluationFailed(EvaluationFailed {
+        worker_id: None,
+        evaluation_id: id,
+        message_id: Some(MessageId::random()),
+        data: EvaluationFailedData {
+            error,
+            failure_kind,
+        },
+    }));
+}
+
+fn report_completed(id: EvaluationId, metrics: EvaluationMetrics, reports: &Reports) {
+    tracing::info!(evaluation.id = %id, "evaluation is done");
+    reports.keep_or_send(FromWorker::EvaluationCompleted(EvaluationCompleted {
+        worker_id: None,
+        evaluation_id: id,
+        message_id: Some(MessageId::random()),
+        data: EvaluationCompletedData { metrics },
+    }));
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Metric {
+    Perplexity,
+    Loss,
+    TokenAccuracy,
+}
+
+/// Everything that is needed, on this machine.
+struct Prepared {
+    model: Arc<LoadedModel>,
+    adapter: Option<AdapterFiles>,
+    dataset: PathBuf,
+    max_bad_rows: u64,
+    batch_size: usize,
+    max_length: usize,
+    /// Goes with the data set in it, where that is not kept.
+    _own_dir: TempDir,
+}
+
+/// The figures; none when it was stopped.
+async fn measured(
+    start: &StartEvaluation,
+    context: &TaskContext,
+    turns: &Semaphore,
+    stop: &StopSignal,
+) -> Result<Option<EvaluationMetrics>, Failure> {
+    let metrics = metrics(&start.data.metrics)?;
+    let prepare = async {
+        let turn = turns.acquire().await;
+        Ok::<_, Failure>((turn, prepare(&start.data, context).await?))
+    };
+    let (_turn, prepared) = tokio::select! {
+        prepared = prepare => prepared?,
+        _ = stop.stopped() => return Ok(None),
+    };
+    let (id, reports, stop) = (start.evaluation_id, context.reports.clone(), stop.clone());
+    let work = move || prepared.measure(id, &reports, &stop);
+    let evaluated =
+        actix_rt::task::spawn_blocking(work)
+            .await
+            .unwrap_or_else(|panic| match panic.try_into_panic() {
+                Ok(panic) => Err(Failure::from_panic(&*panic)),
+                Err(error) => Err(Failure::new(FailureKind::Internal, error.to_string())),
+            })?;
+    Ok(match evaluated {
+        Evaluated::Completed(figures) => Some(chosen(&figures, &metrics)),
+        Evaluated::Stopped => None,
+    })
+}
+
+fn metrics(names: &[String]) -> Result<Vec<Metric>, Failure> {
+    if names.is_empty() {
+        return Err(refused("metrics: none is asked for".to_owned()));
+    }
+    let metric = |name: &String| match name.as_str() {
+        "perplexity" => Ok(Metric::Perplexity),
+        "loss" => Ok(Metric::Loss),
+        "token_accuracy" => Ok(Metric::TokenAccuracy),
+        other => Err(refused(format!(
+            "metrics: `{other}` is none of perplexity, loss, token_accuracy"
+        ))),
+    };
+    names.iter().map(metric).collect()
+}
+
+fn chosen(figures: &Evaluation, metrics: &[Metric]) -> EvaluationMetrics {
+    let if_asked = |metric, value| metrics.contains(&metric).then_some(value);
+    EvaluationMetrics {
+        perplexity: if_asked(Metric::Perplexity, figures.perplexity),
+        loss: if_asked(Metric::Loss, figures.loss),
+        token_accuracy: if_asked(Metric::TokenAccuracy, figures.token_accuracy),
+        tokens: Some(figures.tokens),
+    }
+}
+
+async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Prepared, Failure> {
+    let count = |field: &str, number: Option<u64>, default| match number.unwrap_or(default) {
+        0 => Err(refused(format!("{field}: must be at least 1"))),
+        number => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
+    };
+    let batch_size = count("batch_size", data.batch_size, DEFAULT_BATCH_SIZE)?;
+    let max_length = count("max_length", data.max_length, DEFAULT_MAX_LENGTH)?;
+    let own_dir = TempDir::with_prefix_in("evaluation-", &context.state_dir)
+        .map_err(|source| TransferError::io("create a folder in", &context.state_dir, source))?;
+    let source = match &data.dataset {
+        Some(dataset) => dataset.clone(),
+        None => plain_dataset(&data.dataset_url)?,
+    };
+    let dataset = fetch_dataset(&source, context, own_dir.path(), async || Ok(None)).await?;
+    let adapter = match data.model_url.as_deref().filter(|path| !path.is_empty()) {
+        Some(path) => {
+            Some(fetch_adapter(path, ("download_urls", &data.download_urls), context).await?)
+        }
+        None => None,
+    };
+    let base = match (&data.base_model, &adapter) {
+        (Some(base), _) => base.clone(),
+        (None, Some(adapter)) => base_of(adapter)?,
+        (None, None) => {
+            return Err(refused(
+                "base_model: neither a base model nor an adapter is named".to_owned(),
+            ));
+        }
+    };
+    let path = context.models.find(&base, |_| {}).await?;
+    let model = context.loaded.get(&path).await?;
+    Ok(Prepared {
+        max_length: max_length.min(model.config().max_position_embeddings),
+        model,
+        adapter,
+        dataset,
+        max_bad_rows: source.max_bad_rows.unwrap_or(0),
+        batch_size,
+        _own_dir: own_dir,
+    })
+}
+
+/// The plain form of the source document: only an address.
+fn plain_dataset(url: &str) -> Result<DatasetSource, Failure> {
+    if !(url.starts_with("http://") || url.starts_with("https://")) {
+        return Err(refused(format!(
+            "dataset: {url} is no address, and no other is given"
+        )));
+    }
+    let without_query = url.split(['?', '#']).next().unwrap_or(url);
+    Ok(DatasetSource {
+        // Addresses count as secrets and are not shown.
+        storage_path: without_query
+            .rsplit('/')
+            .next()
+            .unwrap_or_default()
+            .to_owned(),
+        download_url: Secret::from(url.to_owned()),
+        format: JSONL.to_owned(),
+        id: DatasetId(1),
+        sha256: None,
+        size_bytes: None,
+        max_bad_rows: None,
+    })
+}
+
+fn base_of(adapter: &AdapterFiles) -> Result<BaseModel, Failure> {
+    match adapter::base_model_of(adapter.folder())? {
+        Some(huggingface_id) => Ok(BaseModel {
+            huggingface_id,
+            download_urls: Vec::new(),
+        }),
+        None => Err(refused(
+            "base_model: the adapter does not say which it was made for".to_owned(),
+        )),
+    }
+}
+
+impl Prepared {
+    fn measure(
+        self,
+        id: EvaluationId,
+        reports: &Reports,
+        stop: &StopSignal,
+    ) -> Result<Evaluated, Failure> {
+        let chat = self.model.chat()?;
+        let encoder = RowEncoder {
+            chat: &chat,
+            train_on: TrainOn::Auto,
+            max_length: self.max_length,
+            vocab_size: self.model.config().vocab_size,
+        };
+        let is_stopped = || stop.is_set();
+        let read = read_jsonl(&self.dataset, &encoder, self.max_bad_rows, &is_stopped);
+        if is_stopped() {
+            return Ok(Evaluated::Stopped);
+        }
+        let (examples, _) = read?;
+        let adapter = match &self.adapter {
+            Some(files) => Some(adapter::load(files.folder(), self.model.config())?.0),
+            None => None,
+        };
+        let progress = Progress::new(id, examples.len(), reports);
+        Ok(evaluate(
+            self.model.llama().clone(),
+            adapter.as_ref(),
+            &examples,
+            self.batch_size,
+            &is_stopped,
+            &mut progress.teller(),
+        )?)
+    }
+}
+
+/// Tells how far an evaluation is, at its start, now and then, and at its end.
+struct Progress<'a> {
+    id: EvaluationId,
+    total: usize,
+    reports: &'a Reports,
+}
+
+impl<'a> Progress<'a> {
+    fn new(id: EvaluationId, total: usize, reports: &'a Reports) -> Self {
+        let progress = Self { id, total, reports };
+        progress.tell(0);
+        progress
+    }
+
+    fn teller(&self) -> impl FnMut(usize) {
+        let mut told = Instant::now();
+        move |done| {
+            if done == self.total || told.elapsed() >= PROGRESS_EVERY {
+                told = Instant::now();
+                self.tell(done);
+            }
+        }
+    }
+
+    fn tell(&self, done: usize) {
+        self.reports
+            .send(FromWorker::EvaluationProgress(EvaluationProgress {
+                worker_id: None,
+                evaluation_id: self.id,
+                data: EvaluationProgressData {
+                    done: done as u64,
+                    total: self.total as u64,
+                },
+            }));
+    }
+}
+
+/// The request is one that nobody could carry out.
+fn refused(message: String) -> Failure {
+    Failure::new(FailureKind::BadConfig, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_asked_for_is_told_and_unknown_metrics_are_refused_by_name() {
+        let figures = Evaluation {
+            loss: 0.5,
+            perplexity: 1.6487,
+            token_accuracy: 0.25,
+            tokens: 8,
+        };
+        let asked = metrics(&["perplexity".to_owned(), "token_accuracy".to_owned()]).unwrap();
+        let told = chosen(&figures, &asked);
+        assert_eq!(told.perplexity, Some(1.6487));
+        assert_eq!((told.loss, told.token_accuracy), (None, Some(0.25)));
+        assert_eq!(told.tokens, Some(8));
+        let refused = metrics(&["bleu".to_owned()]).unwrap_err();
+        assert_eq!(refused.kind, FailureKind::BadConfig);
+        assert!(refused.message.contains("`bleu`"), "{refused:?}");
+        assert!(metrics(&[]).unwrap_err().message.starts_with("metrics: "));
+    }
+
+    #[test]
+    fn a_plain_address_is_fetched_and_anything_else_is_refused() {
+        let source = plain_dataset("https://x.example/a/eval.jsonl?sig=secret").unwrap();
+        assert_eq!(source.storage_path, "eval.jsonl");
+        let refused = plain_dataset("datasets/43/eval.jsonl").unwrap_err();
+        assert!(refused.message.starts_with("dataset: "), "{refused:?}");
+    }
+}
