@@ -438,9 +438,10 @@ impl WorkerSession {
 
 impl Stage {
     fn register(&mut self) {
-        if let Self::Authenticated(held) = std::mem::replace(self, Self::Connected) {
-            *self = Self::Registered(held);
-        }
+        *self = match std::mem::replace(self, Self::Connected) {
+            Self::Authenticated(held) | Self::Registered(held) => Self::Registered(held),
+            Self::Connected => Self::Connected,
+        };
     }
 }
 

@@ -81,6 +81,16 @@ async fn g003_a_newcomer_is_let_in_while_the_old_link_is_silently_dead() {
 }
 
 #[actix_web::test]
+async fn a_worker_may_register_again_on_its_connection() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let mut worker = TestWorker::ready(&admin).await;
+    worker.register().await;
+    let job = admin.job(json!({})).await;
+    assert_eq!(worker.take_job().await, job);
+}
+
+#[actix_web::test]
 async fn g005_a_worker_that_has_not_registered_is_shown_as_such_and_given_nothing() {
     let platform = Platform::start(CALM).await;
     let admin = platform.admin().await;
