@@ -6,6 +6,7 @@
 mod client;
 mod completions;
 mod config;
+mod conformance;
 mod credentials;
 mod datasets;
 #[cfg(feature = "embedded-worker")]
@@ -65,6 +66,9 @@ enum Command {
     Demo(demo::Options),
     /// Print every setting of the platform with its value and where that came from.
     Config(config::Options),
+    /// Judge whether a platform or a worker, ours or another's, speaks the protocol as it should.
+    #[command(subcommand)]
+    Conformance(conformance::Command),
     /// Log in; the token is kept in your config folder, readable by you only.
     Login(login::Options),
     /// Log out and forget the token.
@@ -115,6 +119,7 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         Command::Demo(options) => demo::run(&options, output),
         Command::Config(options) => done(config::run(&options, output)),
         Command::Completions(options) => done(completions::run(&options)),
+        Command::Conformance(command) => conformance::run(command, common, output),
         Command::Datasets(datasets::Command::Check(options)) => {
             datasets::check::run(&options, output)
         }

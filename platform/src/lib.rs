@@ -5,6 +5,7 @@ pub mod artifacts;
 pub mod auth;
 pub mod clock;
 pub mod config;
+pub mod conformance;
 pub mod dashboards;
 pub mod database;
 pub mod datasets;

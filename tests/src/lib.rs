@@ -5,9 +5,12 @@
 
 pub mod client;
 pub mod dataset;
+pub mod faulty_worker;
+pub mod judge;
 pub mod model;
 pub mod platform;
 pub mod process;
+pub mod proxy;
 pub mod scripted_worker;
 pub mod seeded;
 pub mod small_disk;

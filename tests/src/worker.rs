@@ -34,16 +34,21 @@ impl Worker {
         key: &str,
         own: &[(&str, &str)],
     ) -> Self {
-        let mut settings = settings(platform, models, key);
+        let mut settings = settings(&platform.url(), models, key);
         for (name, value) in own {
             settings.insert((*name).to_owned(), (*value).to_owned());
         }
         Self::start_in_temporary(settings)
     }
 
+    /// The same at whatever listens at `url`.
+    pub fn start_towards(url: &str, models: &TinyModel, key: &str) -> Self {
+        Self::start_in_temporary(settings(url, models, key))
+    }
+
     /// The same with its state in a folder that stays.
     pub fn start_at(state: &Path, platform: &Platform, models: &TinyModel, key: &str) -> Self {
-        Self::start_in(state, settings(platform, models, key))
+        Self::start_in(state, settings(&platform.url(), models, key))
     }
 
     fn start_in_temporary(settings: BTreeMap<String, String>) -> Self {
@@ -100,9 +105,9 @@ impl Worker {
     }
 }
 
-fn settings(platform: &Platform, models: &TinyModel, key: &str) -> BTreeMap<String, String> {
+fn settings(url: &str, models: &TinyModel, key: &str) -> BTreeMap<String, String> {
     let mut settings: BTreeMap<String, String> = [
-        ("PLATFORM_URL", platform.url().as_str()),
+        ("PLATFORM_URL", url),
         ("WORKER_KEY", key),
         ("HEARTBEAT_INTERVAL", "0.3"),
         ("METRICS_INTERVAL", "0.3"),

@@ -79,6 +79,11 @@ impl Platform {
         &self.base
     }
 
+    /// The token, where there is one.
+    pub fn token(&self) -> Option<&Secret> {
+        self.token.as_ref()
+    }
+
     /// The address of a path below the platform's, made of segments that are escaped as needed.
     pub fn url(&self, segments: &[&str]) -> Url {
         let mut url = self.base.clone();

@@ -1,0 +1,130 @@
+//! `trainyard conformance`: judges a platform or a worker, ours or another's, from outside.
+
+mod platform;
+mod worker;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Subcommand;
+use trainyard_platform::conformance::{Finding, Level, Report, Verdict};
+
+use super::error::CliError;
+use super::output::{Output, printable};
+use super::{Common, block_on};
+
+/// What is judged.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Judge a platform: play workers and dashboards against it.
+    Platform(Box<platform::Options>),
+    /// Judge a worker: play the platform that it connects to.
+    Worker(worker::Options),
+}
+
+/// Judges, and says by the exit code whether every required rule holds.
+pub fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, CliError> {
+    let report = match command {
+        Command::Platform(options) => {
+            block_on(async { platform::run(&options, common, output).await })?
+        }
+        Command::Worker(options) => worker::run(&options, output)?,
+    };
+    if output.is_json() {
+        output.line(&report.to_json().to_string())?;
+    } else {
+        output.line(&summary(&report))?;
+    }
+    Ok(if report.conforms() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Prints a finding for a person as soon as it is there.
+fn show(finding: &Finding, output: &Output) {
+    if !output.is_json() {
+        // Where standard output is closed, the last line tells so.
+        let _ = output.line(&in_words(finding));
+    }
+}
+
+fn in_words(finding: &Finding) -> String {
+    let (word, detail) = match &finding.verdict {
+        Verdict::Pass => ("pass", String::new()),
+        Verdict::Fail { expected, got } => {
+            let (expected, got) = (on_one_line(expected), on_one_line(got));
+            (
+                "FAIL",
+                format!("\n      expected  {expected}\n      got       {got}"),
+            )
+        }
+        Verdict::Skip { reason } => ("skip", format!("\n      {}", on_one_line(reason))),
+    };
+    let level = match finding.rule.level {
+        Level::Required => "required",
+        Level::Recommended => "recommended",
+    };
+    let (id, says) = (finding.rule.id, finding.rule.says);
+    format!("{word}  {level:<11}  {id}: {says}{detail}")
+}
+
+fn on_one_line(text: &str) -> String {
+    printable(&text.replace('\n', " "))
+}
+
+fn summary(report: &Report) -> String {
+    let json = report.to_json();
+    let line = |level: &str| {
+        let counts = &json[level];
+        format!(
+            "{level:<11}  {} passed, {} failed, {} skipped",
+            counts["passed"], counts["failed"], counts["skipped"]
+        )
+    };
+    let verdict = if report.conforms() {
+        "conforms: no required rule is broken"
+    } else {
+        "does not conform"
+    };
+    format!("\n{}\n{}\n{verdict}", line("required"), line("recommended"))
+}
+
+/// Reads seconds, with a fraction or without.
+fn seconds(text: &str) -> Result<Duration, String> {
+    text.parse::<f64>()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("{text:?} is no number of seconds"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trainyard_platform::conformance::Rule;
+
+    #[test]
+    fn a_broken_rule_is_told_with_what_was_expected_and_what_came() {
+        let finding = Finding {
+            rule: Rule::required("auth.status", "authenticated carries status ok"),
+            verdict: Verdict::Fail {
+                expected: "status ok".to_owned(),
+                got: "status\nno\u{1b}".to_owned(),
+            },
+        };
+        assert_eq!(
+            in_words(&finding),
+            "FAIL  required     auth.status: authenticated carries status ok\n      expected  status ok\n      \
+             got       status no\u{fffd}"
+        );
+    }
+
+    #[test]
+    fn seconds_may_have_a_fraction() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for wrong in ["", "-1", "NaN", "1s"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Runs `trainyard conformance` and reads its report.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::process::{Process, binary};
+
+/// What the judge came to.
+#[derive(Debug)]
+pub struct Judged {
+    /// The exit code of the process.
+    pub exit_code: Option<i32>,
+    /// The report, as `--json` prints it.
+    pub report: Value,
+}
+
+/// Starts `trainyard conformance` with these arguments and settings.
+pub fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Process {
+    let mut command = Command::new(binary("trainyard"));
+    command
+        .args(["--json", "conformance"])
+        .args(arguments)
+        .env_clear()
+        .envs(environment.iter().copied());
+    Process::start("trainyard conformance", command)
+}
+
+/// Waits for the judge's end and reads its report.
+pub async fn judged(mut process: Process) -> Judged {
+    let report = process
+        .line("a report", |line| {
+            let report: Value = serde_json::from_str(line).ok()?;
+            report["rules"].is_array().then_some(report)
+        })
+        .await;
+    Judged {
+        exit_code: process.ended().await,
+        report,
+    }
+}
+
+impl Judged {
+    /// The rules with that result.
+    pub fn with_result(&self, result: &str) -> BTreeSet<&str> {
+        self.rules()
+            .filter(|rule| rule["result"] == result)
+            .map(|rule| rule["id"].as_str().expect("a rule has a name"))
+            .collect()
+    }
+
+    /// The findings that are no pass, one a line, for the message of a failed test.
+    pub fn faults(&self) -> String {
+        self.rules()
+            .filter(|rule| rule["result"] != "pass")
+            .map(|rule| format!("{rule}\n"))
+            .collect()
+    }
+
+    fn rules(&self) -> impl Iterator<Item = &Value> {
+        self.report["rules"].as_array().expect("a list").iter()
+    }
+}
