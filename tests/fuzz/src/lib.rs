@@ -1,0 +1,235 @@
+//! Fuzz targets: each is a function that is given any bytes and must come back, without a panic and in memory that
+//! the bytes' length bounds, whatever sizes they claim. Where more than that must hold (what is written can be read
+//! again, pieces are as good as the whole), it is asserted.
+
+use std::cell::OnceCell;
+use std::path::{Path, PathBuf};
+
+use chrono::{DateTime, Local};
+use serde_json::Value;
+use tempfile::TempDir;
+use trainyard_engine::adapter::{self, AdapterConfig};
+use trainyard_engine::chat_template::ChatTemplate;
+use trainyard_engine::gguf::{GgufModel, read_structure};
+use trainyard_engine::model::{ModelConfig, RopeScaling};
+use trainyard_engine::tokenizer::SpecialTokens;
+use trainyard_engine::weights::SafetensorsFile;
+use trainyard_shared::dataset::{Role, RowChecker, Turn, parse_row};
+use trainyard_shared::json;
+use trainyard_shared::message::{FromDashboard, FromWorker, ToDashboard, ToWorker};
+use trainyard_shared::training::TrainingConfig;
+
+/// A target.
+pub struct Target {
+    /// Its name, which is that of its corpus too.
+    pub name: &'static str,
+    /// What is given the bytes.
+    pub run: fn(&[u8]),
+    /// So much memory may be taken whatever the input.
+    pub base_bytes: usize,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    target("message", message),
+    target("training_config", training_config),
+    target("dataset_rows", dataset_rows),
+    target("safetensors", safetensors),
+    target("gguf", gguf),
+    target("adapter_config", adapter_config),
+    Target {
+        // The steps that a rendering is granted pay for 320 MB of text: a row may have 64 MiB.
+        base_bytes: 384 * MIB,
+        ..target("chat_template", chat_template)
+    },
+];
+
+const MIB: usize = 1024 * 1024;
+
+const fn target(name: &'static str, run: fn(&[u8])) -> Target {
+    Target {
+        name,
+        run,
+        base_bytes: 32 * MIB,
+    }
+}
+
+/// Text frames of a WebSocket, read as messages of every direction.
+pub fn message(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else {
+        return;
+    };
+    macro_rules! check {
+        ($($direction:ident),+) => {$(
+            match $direction::decode(text) {
+                Ok(message) => {
+                    let again = $direction::decode(&message.encode()).map(|again| again.to_value());
+                    // As JSON, since a metric that is not a number does not equal itself.
+                    assert_eq!(again, Ok(message.to_value()), "what is written can be read");
+                }
+                Err(error) => {
+                    let answer = ToWorker::from(error.to_error()).encode();
+                    assert!(ToWorker::decode(&answer).is_ok(), "the answer can be read: {answer}");
+                }
+            }
+        )+};
+    }
+    check!(FromWorker, ToWorker, FromDashboard, ToDashboard);
+}
+
+/// A job's training config.
+pub fn training_config(input: &[u8]) {
+    let Some(value) = parsed(input) else { return };
+    if let Ok(config) = TrainingConfig::parse(&value) {
+        let again = TrainingConfig::parse(&Value::Object(config.to_map()));
+        assert_eq!(again, Ok(config), "what is written can be read");
+    }
+}
+
+fn parsed(input: &[u8]) -> Option<Value> {
+    json::parse(std::str::from_utf8(input).ok()?).ok()
+}
+
+/// A data set of JSON lines. The first byte says in how large pieces it comes.
+pub fn dataset_rows(input: &[u8]) {
+    let Some((piece, file)) = input.split_first() else {
+        return;
+    };
+    let mut whole = RowChecker::new();
+    whole.feed(file);
+    let mut pieces = RowChecker::new();
+    file.chunks(usize::from(*piece) + 1)
+        .for_each(|piece| pieces.feed(piece));
+    assert_eq!(
+        whole.finish(),
+        pieces.finish(),
+        "pieces are as good as the whole"
+    );
+    // Whether a single row is good, the report does not tell.
+    let _ = parse_row(file);
+}
+
+/// A safetensors file.
+pub fn safetensors(input: &[u8]) {
+    with_file("model.safetensors", input, |path| {
+        let Ok(file) = SafetensorsFile::open(path) else {
+            return;
+        };
+        let mut bytes = 0;
+        for name in file.names() {
+            let shape = file.shape(name).expect("a tensor that is named is there");
+            if let Ok(values) = file.tensor(name) {
+                assert_eq!(values.len(), shape.iter().product::<usize>());
+                bytes += values.len() * 2;
+            }
+        }
+        assert!(bytes <= input.len(), "no value comes from nowhere");
+    });
+}
+
+/// A GGUF file: its structure, and the model, tokenizer and weights in it.
+pub fn gguf(input: &[u8]) {
+    let Ok(structure) = read_structure(input) else {
+        return;
+    };
+    for tensor in structure.tensors.values() {
+        assert!(
+            tensor
+                .shape
+                .iter()
+                .try_fold(1_usize, |all, side| all.checked_mul(*side))
+                .is_some(),
+            "sizes are checked before they are used"
+        );
+    }
+    with_file("model.gguf", input, |path| {
+        let Ok(model) = GgufModel::open(path) else {
+            return;
+        };
+        let _ = model.tensor("model.embed_tokens.weight");
+        let _ = model.tensor("model.layers.0.self_attn.q_proj.weight");
+        let _ = model.tokenizer();
+        model.stop_token_ids();
+        model.chat_template();
+    });
+}
+
+/// An `adapter_config.json`, also beside weights that hold nothing.
+pub fn adapter_config(input: &[u8]) {
+    let Some(value) = parsed(input) else { return };
+    let model = tiny_model();
+    if let Ok(config) = AdapterConfig::from_json(&value)
+        && let Ok(written) = config.to_json(&model)
+    {
+        assert!(
+            AdapterConfig::from_json(&written).is_ok(),
+            "what is written can be read: {written}"
+        );
+    }
+    with_file("adapter_config.json", input, |path| {
+        let folder = path.parent().expect("a file lies in a folder");
+        let empty = [&2_u64.to_le_bytes()[..], b"{}"].concat();
+        write(&folder.join("adapter_model.safetensors"), &empty);
+        let loaded = adapter::load(folder, &model);
+        assert!(loaded.is_err(), "an adapter without weights is none");
+    });
+}
+
+/// A `tokenizer_config.json`: its special tokens, and its chat template on a short chat.
+pub fn chat_template(input: &[u8]) {
+    let Some(config) = parsed(input) else { return };
+    let special = SpecialTokens::from_json(&config);
+    let Some(source) = config["chat_template"].as_str() else {
+        return;
+    };
+    let now = DateTime::<Local>::from(DateTime::UNIX_EPOCH);
+    let Ok(template) = ChatTemplate::new(source, special, now) else {
+        return;
+    };
+    let turn = |role, content: &str| Turn {
+        role,
+        content: content.to_owned(),
+    };
+    let turns = [
+        turn(Role::System, "Speak as a yard foreman."),
+        turn(Role::User, "load car 1 {{ bos_token }}"),
+        turn(Role::Assistant, "aye aye"),
+    ];
+    let _ = template.render(&turns, true);
+    let _ = template.render(&turns[1..], false);
+}
+
+fn tiny_model() -> ModelConfig {
+    ModelConfig {
+        vocab_size: 32,
+        hidden_size: 8,
+        intermediate_size: 16,
+        num_hidden_layers: 2,
+        num_attention_heads: 2,
+        num_key_value_heads: 1,
+        head_dim: 4,
+        max_position_embeddings: 64,
+        rms_norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::Default,
+        tie_word_embeddings: true,
+    }
+}
+
+/// Puts the input into a file of that name, for readers that map theirs.
+fn with_file(name: &str, input: &[u8], read: impl FnOnce(&Path)) {
+    thread_local! {
+        static FOLDER: OnceCell<TempDir> = const { OnceCell::new() };
+    }
+    FOLDER.with(|folder| {
+        let folder =
+            folder.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
+        let path: PathBuf = folder.path().join(name);
+        write(&path, input);
+        read(&path);
+    });
+}
+
+fn write(path: &Path, content: &[u8]) {
+    std::fs::write(path, content).expect("a temporary file can be written");
+}
