@@ -262,7 +262,7 @@ impl FaultyWorker {
             "authenticated" => {
                 let again = std::mem::replace(&mut self.registered, true);
                 let early = self.has(Fault::RegistersEarly);
-                if !early && !(again && self.has(Fault::RegistersOnce)) {
+                if !(early || again && self.has(Fault::RegistersOnce)) {
                     say(stream, register(&self.uuid)).await;
                 }
             }

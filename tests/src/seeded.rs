@@ -22,8 +22,8 @@ impl Seeded {
         Self(seed)
     }
 
-    /// The next number.
-    pub fn next(&mut self) -> u64 {
+    /// A number.
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -33,7 +33,7 @@ impl Seeded {
 
     /// A time from zero up to `longest`.
     pub fn moment(&mut self, longest: Duration) -> Duration {
-        longest.mul_f64((self.next() % 10_000) as f64 / 10_000.0)
+        longest.mul_f64((self.draw() % 10_000) as f64 / 10_000.0)
     }
 }
 

@@ -24,15 +24,15 @@ fn with_proxies_of(
         Some(others) => format!("{others},{OWN_MACHINE}"),
         None => OWN_MACHINE.to_owned(),
     };
-    let kinds: [(&str, fn(String) -> reqwest::Result<Proxy>); 3] = [
-        ("HTTP_PROXY", Proxy::http),
-        ("HTTPS_PROXY", Proxy::https),
-        ("ALL_PROXY", Proxy::all),
+    let kinds = [
+        ("HTTP_PROXY", set("HTTP_PROXY").map(Proxy::http)),
+        ("HTTPS_PROXY", set("HTTPS_PROXY").map(Proxy::https)),
+        ("ALL_PROXY", set("ALL_PROXY").map(Proxy::all)),
     ];
     // Only what is named here counts: without this the client would read the environment by itself.
     let mut builder = builder.no_proxy();
     for (name, proxy) in kinds {
-        match set(name).map(proxy) {
+        match proxy {
             Some(Ok(proxy)) => {
                 builder = builder.proxy(proxy.no_proxy(NoProxy::from_string(&except)));
             }

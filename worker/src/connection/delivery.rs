@@ -86,10 +86,12 @@ impl Connection {
                 break;
             }
             let is_sent = self.delivery.overtook.remove(&entry.place);
-            match is_sent
-                .then_some(Pushed::Queued)
-                .unwrap_or_else(|| self.push_entry(&entry))
-            {
+            let pushed = if is_sent {
+                Pushed::Queued
+            } else {
+                self.push_entry(&entry)
+            };
+            match pushed {
                 Pushed::Queued => self.delivery.sent = Some((entry.place, Instant::now())),
                 Pushed::NoRoom => break,
                 Pushed::TooLarge => self.give_up(entry, "the message is too large"),
