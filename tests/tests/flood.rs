@@ -23,7 +23,7 @@ async fn subscribed(platform: &Platform, admin: &trainyard_tests::Client, jobs: 
     dashboard
 }
 
-/// G032, and E2 and E3 of the rules.
+/// Promise P6.
 #[tokio::test]
 async fn g032_memory_stays_bounded_while_dashboards_do_not_read_and_updates_pour_in() {
     let platform =

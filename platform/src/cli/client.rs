@@ -192,7 +192,7 @@ impl Platform {
     /// What is told of a network that does not work.
     pub fn unreachable(&self, error: &reqwest::Error) -> CliError {
         let mut reason = causes(error);
-        if error.is_connect() {
+        if is_refused(error) {
             reason.push_str("; is the platform running?");
         }
         CliError::Unreachable {
@@ -269,6 +269,14 @@ fn causes(error: &reqwest::Error) -> String {
         }
     }
     text
+}
+
+/// Whether nobody listens there.
+fn is_refused(error: &reqwest::Error) -> bool {
+    let first = std::error::Error::source(error);
+    std::iter::successors(first, |cause| cause.source())
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>())
+        .any(|cause| cause.kind() == std::io::ErrorKind::ConnectionRefused)
 }
 
 /// The error with its causes: reqwest's own text does not say why.
