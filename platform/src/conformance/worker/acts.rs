@@ -270,16 +270,14 @@ impl Stage<'_> {
         let from = self.begin(Act::BusyCut);
         self.host
             .say(self.start_training(CUT_JOB, ROWS, (MANY_EPOCHS, NEVER)));
-        if self.under_way(from, CUT_JOB).await {
-            if self.back_after_cut().await {
-                // The platform asks what became of the job.
-                self.pinged().await;
-                self.heard(self.host.story.now(), |message| {
-                    message["type"] == "training_progress"
-                })
-                .await;
-                self.stop(CUT_JOB).await;
-            }
+        if self.under_way(from, CUT_JOB).await && self.back_after_cut().await {
+            // The platform asks what became of the job.
+            self.pinged().await;
+            self.heard(self.host.story.now(), |message| {
+                message["type"] == "training_progress"
+            })
+            .await;
+            self.stop(CUT_JOB).await;
         }
         self.end(Act::BusyCut);
     }
