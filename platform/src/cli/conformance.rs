@@ -19,7 +19,7 @@ pub enum Command {
     /// Judge a platform: play workers and dashboards against it.
     Platform(Box<platform::Options>),
     /// Judge a worker: play the platform that it connects to.
-    Worker(worker::Options),
+    Worker(Box<worker::Options>),
 }
 
 /// Judges, and says by the exit code whether every required rule holds.
