@@ -1,6 +1,6 @@
 //! Judges a worker: plays the platform that it connects to, lets it train, and looks at what it says.
 //!
-//! The play comes first ([`acts`]), and all that happens in it is written down ([`story`]). The rules are then pure
+//! The play comes first (`acts`), and all that happens in it is written down (`story`). The rules are then pure
 //! functions of that story, so that one fault of the worker breaks only the rules that it is about.
 
 mod acts;
