@@ -188,6 +188,7 @@ impl JobState {
         match self.phase {
             Phase::Queued => {
                 next.phase = Phase::Stopped;
+                next.failure = None;
                 self.step(next, TransitionKind::Stopped, String::new())
                     .publish(News::Update)
                     .done()
@@ -430,6 +431,7 @@ impl JobState {
         let mut next = self.clone();
         next.phase = Phase::Stopped;
         next.awaiting_worker = false;
+        next.failure = None;
         let step = self
             .step(next, TransitionKind::Stopped, detail.to_owned())
             .publish(News::Update);

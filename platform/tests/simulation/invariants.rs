@@ -184,11 +184,10 @@ impl World {
                 self.violated(|| format!("worker {worker} has jobs {other} and {job} at once"));
             }
         }
-        let lost = next
-            .failure
-            .as_ref()
-            .is_some_and(|f| f.kind == FailureKind::WorkerLost);
-        if let Some(worker) = before.phase.worker().filter(|_| lost && ends) {
+        let fails = matches!(kind, TransitionKind::Failed | TransitionKind::Retried);
+        let failure = next.failure.as_ref().filter(|_| fails);
+        let lost = failure.is_some_and(|failure| failure.kind == FailureKind::WorkerLost);
+        if let Some(worker) = before.phase.worker().filter(|_| lost) {
             let losses = self.record.losses.entry(worker).or_default();
             *losses += 1;
             if *losses > 1 {

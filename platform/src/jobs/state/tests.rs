@@ -323,6 +323,20 @@ fn g017_a_stopped_job_is_neither_completed_nor_failed() {
 }
 
 #[test]
+fn a_job_that_is_stopped_does_not_show_why_an_attempt_before_failed() {
+    let mut run = Run::running(2);
+    run.event(Event::WorkerLost(A));
+    assert_eq!(run.failure_kind(), Some(FailureKind::WorkerLost));
+    let mut queued = JobState::clone(&run.job);
+    run.event(Event::Assign(A));
+    run.event(Event::StopAsked);
+    run.says(A, stopped());
+    assert_eq!((run.job.phase, run.failure_kind()), (Phase::Stopped, None));
+    queued = queued.apply(Event::StopAsked, T0, &TIMING).next;
+    assert_eq!((queued.phase, queued.failure), (Phase::Stopped, None));
+}
+
+#[test]
 fn a_worker_that_does_not_stop_in_time_is_taken_for_stopped() {
     let mut run = Run::running(0);
     run.event(Event::StopAsked);
