@@ -94,7 +94,7 @@ pub fn routes() -> Vec<Route> {
             jobs::history_routes::artifact,
         ),
         // Models
-        get("/api/models", models::list),
+        get("/api/models", models::list::list),
         // Sockets
         get("/ws/worker", workers::socket::open),
         get("/ws/user/{id}", dashboards::socket::open),

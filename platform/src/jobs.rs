@@ -21,3 +21,5 @@ pub mod store;
 mod tests;
 mod view;
 mod waiting;
+
+pub use view::result_folder;

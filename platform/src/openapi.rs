@@ -57,7 +57,7 @@ const DOCUMENT_FROM_PAGE: &str = "../openapi.json";
         crate::jobs::history_routes::checkpoints,
         crate::jobs::history_routes::artifacts,
         crate::jobs::history_routes::artifact,
-        crate::models::list,
+        crate::models::list::list,
         crate::workers::socket::open,
         crate::dashboards::socket::open,
         crate::storage::routes::download,

@@ -19,12 +19,12 @@ use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, now};
 use crate::error::{ApiError, ErrorCode, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
+use crate::models::is_hub_name;
 use crate::server::AppState;
 use crate::workers::dispatcher::Poke;
 use crate::{datasets, workers};
 
 const MAX_NAME_CHARACTERS: usize = 200;
-const MAX_MODEL_BYTES: usize = 200;
 const MAX_RETRIES: u32 = 100;
 const PRIORITIES: std::ops::RangeInclusive<i32> = -1000..=1000;
 
@@ -107,7 +107,7 @@ fn checked(request: JobRequest, owner: UserId) -> Result<NewJob, ApiError> {
         problems.push(FieldProblem::new("name", message));
     }
     let base_model = request.base_model.huggingface_id;
-    if !is_model_name(&base_model) {
+    if !is_hub_name(&base_model) {
         let message = "must be a model's name at the hub, as org/name";
         problems.push(FieldProblem::new("base_model.huggingface_id", message));
     }
@@ -156,20 +156,6 @@ fn checked(request: JobRequest, owner: UserId) -> Result<NewJob, ApiError> {
         max_retries,
         requested_worker: request.worker_id,
     })
-}
-
-/// `org/name`, or `name` alone, of the characters that the hub allows.
-fn is_model_name(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('/').collect();
-    let is_part = |part: &&str| {
-        !part.is_empty()
-            && !part.starts_with(['.', '-'])
-            && !part.contains("..")
-            && part
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-    };
-    text.len() <= MAX_MODEL_BYTES && parts.len() <= 2 && parts.iter().all(is_part)
 }
 
 /// Which jobs to list.
@@ -390,28 +376,6 @@ impl From<JobError> for ApiError {
             JobError::Artifact(error) => error.into(),
             JobError::Database(error) => error.into(),
             JobError::Superseded => Self::internal(error),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_model_name;
-
-    #[test]
-    fn a_model_s_name_is_one_or_two_plain_parts() {
-        for name in [
-            "yard/tiny",
-            "gpt2",
-            "HuggingFaceTB/SmolLM2-135M-Instruct",
-            "a/b_c.d",
-        ] {
-            assert!(is_model_name(name), "{name}");
-        }
-        for name in [
-            "", "/", "a/", "/a", "a/b/c", "../x", "a/..", "a b", "a\\b", ".a/b", "a/\u{e4}", "-x",
-        ] {
-            assert!(!is_model_name(name), "{name}");
         }
     }
 }

@@ -1,0 +1,141 @@
+//! `GET /api/models`: the base models that workers have, and the adapters that jobs have made.
+
+use std::collections::BTreeMap;
+
+use actix_web::web;
+use serde::{Deserialize, Serialize};
+use trainyard_shared::JobStatus;
+use utoipa::ToSchema;
+
+use crate::auth::CurrentUser;
+use crate::database::{DatabaseError, from_json_text};
+use crate::error::ApiError;
+use crate::server::AppState;
+use crate::{jobs, workers};
+
+/// Most workers and jobs that are looked at.
+const MAX_ROWS: i64 = 10_000;
+
+/// A model that can be worked with.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ModelView {
+    /// Its name at the hub, or `job-` and the job's number.
+    id: String,
+    kind: ModelKind,
+    /// What an adapter belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base_model: Option<String>,
+    /// The job that made an adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    job_id: Option<i64>,
+    /// The workers that have a base model.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    worker_ids: Vec<i64>,
+}
+
+/// What a model is.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// A model of the hub.
+    Base,
+    /// What a job made of one.
+    Adapter,
+}
+
+/// All models that one may work with.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Models {
+    items: Vec<ModelView>,
+}
+
+/// What of a worker's registration matters here.
+#[derive(Deserialize)]
+struct Hardware {
+    #[serde(default)]
+    models: Vec<String>,
+}
+
+/// Base models seen on workers, and the adapters of completed jobs that one may see.
+#[utoipa::path(get, path = "/api/models", tag = "models",
+    responses((status = 200, body = Models, description = "the models")))]
+pub async fn list(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+) -> Result<web::Json<Models>, ApiError> {
+    let owner = user.listed_owner();
+    let (workers, adapters) = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| {
+            let workers = workers::store::list(c, i64::MAX, MAX_ROWS)?;
+            let completed = Some(JobStatus::Completed);
+            let jobs = jobs::store::list(c, owner, completed, i64::MAX, MAX_ROWS)?;
+            Ok((workers, jobs))
+        })
+        .await?;
+    let mut bases: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    for worker in workers {
+        let Some(hardware) = worker.hardware.as_deref() else {
+            continue;
+        };
+        for model in from_json_text::<Hardware>(hardware)?.models {
+            bases.entry(model).or_default().push(worker.id);
+        }
+    }
+    let bases = bases.into_iter().map(|(id, worker_ids)| ModelView {
+        id,
+        kind: ModelKind::Base,
+        base_model: None,
+        job_id: None,
+        worker_ids,
+    });
+    let adapters = adapters.into_iter().map(|job| ModelView {
+        id: format!("job-{}", job.id),
+        kind: ModelKind::Adapter,
+        base_model: Some(job.base_model),
+        job_id: Some(job.id),
+        worker_ids: Vec::new(),
+    });
+    Ok(web::Json(Models {
+        items: bases.chain(adapters).collect(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::Platform;
+    use crate::testing::sockets::TestWorker;
+    use serde_json::json;
+
+    #[actix_web::test]
+    async fn models_are_what_workers_have_and_what_jobs_have_made() {
+        let platform = Platform::start(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
+        let admin = platform.admin().await;
+        let member = platform.user("member@example.org", "member").await;
+        let mut worker = TestWorker::enrol(&admin).await;
+        let data = json!({"gpu_available": false, "models": ["yard/tiny", "org/other"]});
+        worker
+            .socket
+            .send(json!({"type": "worker_register", "data": data}))
+            .await;
+        let job = admin.job(json!({})).await;
+        worker.take_job().await;
+        worker.say_acked("job_completed", job, json!({})).await;
+        let ids = |models: &serde_json::Value| -> Vec<String> {
+            let items = models["items"].as_array().unwrap();
+            items
+                .iter()
+                .map(|model| model["id"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        let (_, models) = admin.get("/api/models").await;
+        assert_eq!(
+            ids(&models),
+            ["org/other", "yard/tiny", &format!("job-{job}")]
+        );
+        assert_eq!(models["items"][1]["worker_ids"], json!([worker.id]));
+        assert_eq!(models["items"][2]["base_model"], "yard/tiny");
+        let (_, models) = member.get("/api/models").await;
+        assert_eq!(ids(&models), ["org/other", "yard/tiny"]);
+    }
+}
