@@ -2,8 +2,9 @@
 //!
 //! All but the sessions run on one thread of their own; the sessions run on the threads of the HTTP server.
 //! Who waits for whom: sessions wait for jobs and the supervisor; the dispatcher waits for the supervisor and
-//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer. The supervisor, the
-//! dashboards and the metrics writer wait for nobody, so no circle can close.
+//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests wait for
+//! the supervisor, the dashboards and their router. The supervisor, the dashboards, the metrics writer and the
+//! router wait for nobody, so no circle can close.
 
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
+use crate::inference::directory::InferenceDirectory;
+use crate::inference::router::InferenceRouter;
 use crate::jobs::directory::JobDirectory;
 use crate::metrics::writer::{self, MetricsWriter};
 use crate::storage::ObjectStore;
@@ -45,6 +48,10 @@ pub struct Inner {
     pub metrics: Addr<MetricsWriter>,
     /// The jobs' actors.
     pub jobs: JobDirectory,
+    /// Gives inference requests to workers.
+    pub router: Addr<InferenceRouter>,
+    /// The inference requests.
+    pub inferences: InferenceDirectory,
 }
 
 impl std::ops::Deref for Actors {
@@ -79,21 +86,26 @@ impl Actors {
             let dispatcher = Context::<Dispatcher>::new();
             let dashboards = Context::<Dashboards>::new();
             let metrics = Context::<MetricsWriter>::new();
+            let router = Context::<InferenceRouter>::new();
+            let clock = Clock::start();
             let actors = Self {
                 inner: Arc::new(Inner {
                     config,
-                    clock: Clock::start(),
+                    clock,
                     database: database.clone(),
                     storage,
                     supervisor: supervisor.address(),
                     dispatcher: dispatcher.address(),
                     dashboards: dashboards.address(),
                     metrics: metrics.address(),
-                    jobs: JobDirectory::new(handle),
+                    jobs: JobDirectory::new(handle.clone()),
+                    router: router.address(),
+                    inferences: InferenceDirectory::new(handle, clock),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));
             dispatcher.run(Dispatcher::new(actors.clone()));
+            router.run(InferenceRouter::new(actors.clone()));
             dashboards.run(Dashboards::default());
             metrics.run(MetricsWriter::new(database));
             // Only fails when the platform's start was given up.

@@ -62,6 +62,10 @@ pub struct Config {
     pub job_start_timeout: Duration,
     /// How long a stopping job may take to stop.
     pub stop_grace: Duration,
+    /// How long an inference request may wait for a worker.
+    pub inference_queue_timeout: Duration,
+    /// How long a worker may be silent about an inference request.
+    pub inference_timeout: Duration,
     /// Largest text frame on a WebSocket.
     pub max_frame_bytes: usize,
     /// Largest uploaded file.
@@ -139,6 +143,8 @@ impl Config {
             worker_ping_grace: resolver.required("WORKER_PING_GRACE", seconds),
             job_start_timeout: resolver.required("JOB_START_TIMEOUT", seconds),
             stop_grace: resolver.required("STOP_GRACE", seconds),
+            inference_queue_timeout: resolver.required("INFERENCE_QUEUE_TIMEOUT", seconds),
+            inference_timeout: resolver.required("INFERENCE_TIMEOUT", seconds),
             max_frame_bytes: resolver
                 .required("MAX_FRAME_BYTES", |text| bytes(text, 1024, 64 << 20))
                 as usize,

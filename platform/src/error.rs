@@ -63,6 +63,12 @@ pub enum ErrorCode {
     Unavailable,
     /// The disk is full.
     StorageFull,
+    /// No worker can take the request, at least not in time.
+    NoWorker,
+    /// The worker could not answer, or was lost while it did.
+    InferenceFailed,
+    /// The worker was silent for too long.
+    InferenceTimeout,
 }
 
 impl ErrorCode {
@@ -101,6 +107,9 @@ impl ErrorCode {
             Self::Internal => ("internal", StatusCode::INTERNAL_SERVER_ERROR),
             Self::Unavailable => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
             Self::StorageFull => ("storage_full", StatusCode::INSUFFICIENT_STORAGE),
+            Self::NoWorker => ("no_worker", StatusCode::SERVICE_UNAVAILABLE),
+            Self::InferenceFailed => ("inference_failed", StatusCode::BAD_GATEWAY),
+            Self::InferenceTimeout => ("inference_timeout", StatusCode::GATEWAY_TIMEOUT),
         }
     }
 
@@ -202,6 +211,11 @@ impl ApiError {
     /// What went wrong.
     pub fn code(&self) -> ErrorCode {
         self.code
+    }
+
+    /// `error.details`.
+    pub fn details(&self) -> Option<&Value> {
+        self.details.as_ref()
     }
 
     /// The message for the client.

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, dashboards, datasets, enrollment_keys, health, jobs, models, openapi, storage,
-    users, workers,
+    artifacts, auth, dashboards, datasets, enrollment_keys, health, inference, jobs, models,
+    openai, openapi, storage, users, workers,
 };
 
 pub use access_log::access_log;
@@ -93,8 +93,16 @@ pub fn routes() -> Vec<Route> {
             "/api/jobs/{id}/artifacts/{path:.*}",
             jobs::history_routes::artifact,
         ),
+        // Inference
+        post("/api/inference", inference::routes::create),
+        get("/api/inference/{id}", inference::routes::get),
+        delete("/api/inference/{id}", inference::routes::cancel),
         // Models
         get("/api/models", models::list::list),
+        // OpenAI-compatible
+        post("/v1/chat/completions", openai::chat::create),
+        get("/v1/models", openai::models::list),
+        get("/v1/models/{id:.*}", openai::models::get),
         // Sockets
         get("/ws/worker", workers::socket::open),
         get("/ws/user/{id}", dashboards::socket::open),

@@ -1,5 +1,6 @@
 //! A platform of its own for each test: a fresh folder, a free port, a client that knows its address.
 
+pub(crate) mod serving;
 pub(crate) mod sockets;
 
 use reqwest::{Client, Method, RequestBuilder, Response, StatusCode};

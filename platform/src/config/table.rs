@@ -124,6 +124,18 @@ pub const SETTINGS: &[Setting] = &[
         "how long a stopping job may take to stop",
     ),
     setting(
+        "INFERENCE_QUEUE_TIMEOUT",
+        "60",
+        "seconds",
+        "how long an inference request may wait for a worker",
+    ),
+    setting(
+        "INFERENCE_TIMEOUT",
+        "600",
+        "seconds",
+        "how long a worker may be silent about an inference request",
+    ),
+    setting(
         "MAX_FRAME_BYTES",
         "1048576",
         "bytes",

@@ -12,7 +12,7 @@ use trainyard_shared::ids::{JobId, UserId, WorkerId};
 use crate::auth::{Credential, Role};
 use crate::jobs::news::Audience;
 use crate::sockets::outgoing::Outgoing;
-use crate::sockets::queue::Topic;
+use crate::sockets::queue::{Overflow, Topic};
 
 /// Jobs that one dashboard may watch at once.
 pub const MAX_SUBSCRIPTIONS: usize = 1_000;
@@ -107,6 +107,16 @@ pub struct PublishJob {
     pub text: ByteString,
 }
 
+/// Tell the dashboards of one user, and of administrators, what is nobody else's business.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct PublishPrivate {
+    /// The user.
+    pub owner: UserId,
+    /// The frame.
+    pub text: ByteString,
+}
+
 /// Tell all dashboards how a worker is.
 #[derive(Message)]
 #[rtype(result = "()")]
@@ -151,6 +161,10 @@ impl Dashboards {
         } else {
             watcher.outgoing.push(text.clone(), Some(topic))
         };
+        Self::judge(watcher, taken);
+    }
+
+    fn judge(watcher: &Watcher, taken: Result<(), Overflow>) {
         if taken.is_err() {
             tracing::warn!(user.id = %watcher.user, "dashboard takes too little of what is sent to it");
             let reason = "too much is waiting to be taken";
@@ -272,6 +286,18 @@ impl Handler<PublishJob> for Dashboards {
                     Self::push(watcher, &news.text, topic, news.replaceable);
                 }
             }
+        }
+    }
+}
+
+impl Handler<PublishPrivate> for Dashboards {
+    type Result = ();
+
+    fn handle(&mut self, news: PublishPrivate, _: &mut Context<Self>) {
+        let may_see =
+            |watcher: &&Watcher| watcher.role == Role::Admin || watcher.user == news.owner;
+        for watcher in self.sessions.values().filter(may_see) {
+            Self::judge(watcher, watcher.outgoing.push(news.text.clone(), None));
         }
     }
 }

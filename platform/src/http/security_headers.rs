@@ -26,7 +26,9 @@ pub async fn security_headers<B: MessageBody + 'static>(
     request: ServiceRequest,
     next: Next<B>,
 ) -> Result<ServiceResponse<B>, Error> {
-    let is_api = request.path().starts_with("/api/");
+    let is_api = ["/api/", "/v1/"]
+        .iter()
+        .any(|start| request.path().starts_with(start));
     let is_https = request
         .app_data::<web::Data<AppState>>()
         .is_some_and(|state| state.public_url.scheme() == "https");

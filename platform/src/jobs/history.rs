@@ -1,5 +1,7 @@
 //! SQL of what is known of a job beside its row: events, log, checkpoints, files.
 
+use std::collections::BTreeSet;
+
 use chrono::NaiveDateTime;
 use diesel::prelude::*;
 use trainyard_shared::ids::JobId;
@@ -143,4 +145,19 @@ pub fn checkpoint_files(
         .order(artifacts::storage_key.asc())
         .select(ArtifactRow::as_select())
         .load(connection)?)
+}
+
+/// The jobs that have files of a result.
+///
+/// # Errors
+/// Those of the database.
+pub fn jobs_with_result_files(
+    connection: &mut DbConnection,
+) -> Result<BTreeSet<i64>, DatabaseError> {
+    let jobs: Vec<i64> = artifacts::table
+        .filter(artifacts::step.is_null())
+        .select(artifacts::job_id)
+        .distinct()
+        .load(connection)?;
+    Ok(jobs.into_iter().collect())
 }

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use actix_web::web;
+use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use trainyard_shared::JobStatus;
 use utoipa::ToSchema;
 
 use crate::auth::CurrentUser;
-use crate::database::{DatabaseError, from_json_text};
+use crate::database::{DatabaseError, from_json_text, shown_time};
 use crate::error::ApiError;
+use crate::jobs::history;
 use crate::server::AppState;
 use crate::{jobs, workers};
 
@@ -31,6 +33,29 @@ pub struct ModelView {
     /// The workers that have a base model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker_ids: Vec<i64>,
+    /// Whether an adapter's files are stored and checked, so that it can be asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verified: Option<bool>,
+    /// When an adapter was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    created_at: Option<DateTime<Utc>>,
+}
+
+impl ModelView {
+    /// Its name.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether it can be asked.
+    pub fn can_answer(&self) -> bool {
+        self.verified.unwrap_or(true)
+    }
+
+    /// When it was made, where that is known.
+    pub fn created_at(&self) -> Option<DateTime<Utc>> {
+        self.created_at
+    }
 }
 
 /// What a model is.
@@ -63,14 +88,23 @@ pub async fn list(
     state: web::Data<AppState>,
     user: CurrentUser,
 ) -> Result<web::Json<Models>, ApiError> {
+    let items = visible(&state, &user).await?;
+    Ok(web::Json(Models { items }))
+}
+
+/// All models that one may work with: base models first, each kind in its order.
+///
+/// # Errors
+/// Those of the database.
+pub async fn visible(state: &AppState, user: &CurrentUser) -> Result<Vec<ModelView>, ApiError> {
     let owner = user.listed_owner();
-    let (workers, adapters) = state
+    let (workers, jobs, verified) = state
         .database
         .read::<_, DatabaseError, _>(move |c| {
             let workers = workers::store::list(c, i64::MAX, MAX_ROWS)?;
             let completed = Some(JobStatus::Completed);
             let jobs = jobs::store::list(c, owner, completed, i64::MAX, MAX_ROWS)?;
-            Ok((workers, jobs))
+            Ok((workers, jobs, history::jobs_with_result_files(c)?))
         })
         .await?;
     let mut bases: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -88,17 +122,19 @@ pub async fn list(
         base_model: None,
         job_id: None,
         worker_ids,
+        verified: None,
+        created_at: None,
     });
-    let adapters = adapters.into_iter().map(|job| ModelView {
+    let adapters = jobs.into_iter().map(|job| ModelView {
         id: format!("job-{}", job.id),
         kind: ModelKind::Adapter,
         base_model: Some(job.base_model),
         job_id: Some(job.id),
         worker_ids: Vec::new(),
+        verified: Some(verified.contains(&job.id)),
+        created_at: job.ended_at.map(shown_time),
     });
-    Ok(web::Json(Models {
-        items: bases.chain(adapters).collect(),
-    }))
+    Ok(bases.chain(adapters).collect())
 }
 
 #[cfg(test)]
@@ -135,6 +171,7 @@ mod tests {
         );
         assert_eq!(models["items"][1]["worker_ids"], json!([worker.id]));
         assert_eq!(models["items"][2]["base_model"], "yard/tiny");
+        assert_eq!(models["items"][2]["verified"], false);
         let (_, models) = member.get("/api/models").await;
         assert_eq!(ids(&models), ["org/other", "yard/tiny"]);
     }

@@ -8,6 +8,8 @@
 //! 3. A message with a `message_id` is acknowledged when what it changed is in the database.
 //! 4. A newer connection of the same worker takes over: from that moment nothing that this one says counts.
 
+mod inference;
+
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::time::Instant;
@@ -18,7 +20,7 @@ use actix_web_actors::ws::WebsocketContext;
 use bytestring::ByteString;
 use trainyard_shared::Secret;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{MessageId, WorkerUuid};
+use trainyard_shared::ids::{InferenceId, MessageId, WorkerUuid};
 use trainyard_shared::message::{
     Ack, AuthFailed, Authenticate, Authenticated, DecodeError, EnrollmentComplete,
     EnrollmentCompleteData, Error, ErrorCode, FromDashboard, FromWorker, ToDashboard, ToWorker,
@@ -41,6 +43,7 @@ use crate::sockets::caps::WorkerPlace;
 use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
 use crate::sockets::rate::OF_WORKER;
+use inference::InferenceMessage;
 
 /// Messages that may wait.
 const MAILBOX: usize = 256;
@@ -55,6 +58,7 @@ pub struct WorkerSession {
     incoming: Incoming,
     place: WorkerPlace,
     stage: Stage,
+    refused_inference: Option<InferenceId>,
     ending: bool,
 }
 
@@ -116,6 +120,7 @@ impl WorkerSession {
             incoming,
             place,
             stage: Stage::Connected,
+            refused_inference: None,
             ending: false,
         }
     }
@@ -266,6 +271,10 @@ impl WorkerSession {
     }
 
     fn take_work_message(&mut self, lease: Lease, message: FromWorker, context: &mut Context) {
+        let message = match InferenceMessage::from_wire(message) {
+            Ok(message) => return self.take_inference_message(lease, message, context),
+            Err(other) => *other,
+        };
         let message_id = message.message_id();
         let wire_type = message.wire_type();
         let refusal = move |code, why: String| Error {

@@ -65,6 +65,8 @@ struct Member {
     holds: Option<JobId>,
     /// Since when it says that it does nothing, although it holds a job.
     idle_since: Option<Moment>,
+    /// Inference requests that are with it.
+    serving: usize,
     draining: bool,
     available: bool,
 }
@@ -122,6 +124,7 @@ impl Fleet {
             reported: None,
             holds,
             idle_since: None,
+            serving: 0,
             draining,
             available: false,
         });
@@ -495,6 +498,9 @@ impl Member {
         if self.holds.is_some() {
             return WorkerStatus::Training;
         }
+        if self.serving > 0 {
+            return WorkerStatus::Inference;
+        }
         match (self.link, self.reported) {
             (Link::Authenticated(_), _) => WorkerStatus::Online,
             (_, Some(WorkerStatus::Offline | WorkerStatus::Draining)) => WorkerStatus::Online,
@@ -511,7 +517,8 @@ impl Member {
         );
         let settled = self.settles_at.is_none_or(|at| at <= now);
         let registered = matches!(self.link, Link::Registered(_));
-        let available = registered && settled && idle && self.holds.is_none() && !self.draining;
+        let free = self.holds.is_none() && self.serving == 0;
+        let available = registered && settled && idle && free && !self.draining;
         if available == self.available {
             return None;
         }
@@ -587,5 +594,6 @@ impl Member {
     }
 }
 
+mod serving;
 #[cfg(test)]
 mod tests;

@@ -37,13 +37,15 @@ use super::updates::{Throttle, Update};
 use crate::actors::Actors;
 use crate::clock::Moment;
 use crate::dashboards::hub::PublishWorker;
+use crate::inference::router;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Event;
 use crate::sockets::outgoing::Outgoing;
 
 pub use messages::{
-    Claim, Connect, Disconnected, GetFree, GetWorkers, KeyReplaced, Register, Release, Removed,
-    Renamed, Reported, Seen, SendCommand, Sent, SetDraining, Shutdown, TakeUp, Unclaim,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Register,
+    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
+    Shutdown, TakeUp, Unclaim,
 };
 
 /// A registered worker can be given work after this time at the latest.
@@ -63,6 +65,7 @@ pub struct Supervisor {
     updates: Throttle<WorkerUpdateData>,
     seen: BTreeMap<WorkerId, DateTime<Utc>>,
     news: Option<mpsc::UnboundedSender<(JobId, Event)>>,
+    links: Option<mpsc::UnboundedSender<router::LinkGone>>,
     tick: Option<(Moment, SpawnHandle)>,
 }
 
@@ -73,6 +76,7 @@ struct Entry {
     presence: Arc<Presence>,
     link: Option<Link>,
     abilities: Option<Abilities>,
+    models: Vec<String>,
     metrics: Option<WorkerMetricsData>,
 }
 
@@ -81,6 +85,25 @@ struct Link {
     generation: Generation,
     session: Addr<WorkerSession>,
     outgoing: Outgoing,
+    _notice: Option<LinkNotice>,
+}
+
+/// Tells the inference router that a connection counts no longer, however that comes about.
+struct LinkNotice {
+    worker: WorkerId,
+    generation: Generation,
+    links: mpsc::UnboundedSender<router::LinkGone>,
+}
+
+impl Drop for LinkNotice {
+    fn drop(&mut self) {
+        let gone = router::LinkGone {
+            worker: self.worker,
+            link: self.generation,
+        };
+        // The receiver lives as long as the actors' thread.
+        let _ = self.links.send(gone);
+    }
 }
 
 impl Supervisor {
@@ -100,6 +123,7 @@ impl Supervisor {
             updates: Throttle::default(),
             seen: BTreeMap::new(),
             news: None,
+            links: None,
             tick: None,
         }
     }
@@ -117,6 +141,7 @@ impl Supervisor {
             presence: Arc::default(),
             link: None,
             abilities: None,
+            models: Vec::new(),
             metrics: None,
         });
         entry.name.clone_from(&worker.name);
@@ -234,6 +259,12 @@ impl Supervisor {
     /// A full mailbox means that the dispatcher is about to look anyway.
     fn poke(&self) {
         let _ = self.actors.dispatcher.try_send(Poke);
+        self.poke_router();
+    }
+
+    fn poke_router(&self) {
+        // As above.
+        let _ = self.actors.router.try_send(router::Poke);
     }
 
     fn show(&mut self, worker: WorkerId) {
@@ -360,6 +391,14 @@ async fn carry_news(actors: Actors, mut news: mpsc::UnboundedReceiver<(JobId, Ev
     }
 }
 
+/// Tells the inference router of connections that are gone.
+async fn carry_link_news(actors: Actors, mut gone: mpsc::UnboundedReceiver<router::LinkGone>) {
+    while let Some(link) = gone.recv().await {
+        // Fails only when the platform stops.
+        let _ = actors.router.send(link).await;
+    }
+}
+
 async fn insist(actors: Actors, job: JobId, event: Event) {
     loop {
         tokio::time::sleep(RETRY_DELAY).await;
@@ -383,6 +422,9 @@ impl Actor for Supervisor {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.news = Some(sender);
         actix::spawn(carry_news(self.actors.clone(), receiver));
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.links = Some(sender);
+        actix::spawn(carry_link_news(self.actors.clone(), receiver));
         self.check_later(context);
         context.run_interval(SAVE_INTERVAL, |act, _| act.save_last_seen());
     }

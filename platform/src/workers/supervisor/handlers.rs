@@ -4,10 +4,12 @@ use actix::prelude::*;
 use trainyard_shared::frame::close;
 
 use super::messages::{
-    Claim, Connect, Disconnected, GetFree, GetWorkers, KeyReplaced, Register, Release, Removed,
-    Renamed, Reported, Seen, SendCommand, Sent, SetDraining, Shutdown, TakeUp, Unclaim,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Register,
+    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
+    Shutdown, TakeUp, Unclaim,
 };
-use super::{Link, Supervisor, utc_of};
+use super::{Link, LinkNotice, Supervisor, utc_of};
+use crate::inference::placement::Candidate;
 use crate::workers::event::{Delivery, FleetEffect};
 use crate::workers::lease::Lease;
 use crate::workers::placement::Abilities;
@@ -33,6 +35,11 @@ impl Handler<Connect> for Supervisor {
         self.add(&connect.worker, None);
         let (generation, effects) = self.fleet.authenticated(worker, self.now());
         self.carry_out(effects, context);
+        let notice = self.links.clone().map(|links| LinkNotice {
+            worker,
+            generation,
+            links,
+        });
         let entry = self
             .workers
             .get_mut(&worker)
@@ -42,6 +49,7 @@ impl Handler<Connect> for Supervisor {
             generation,
             session: connect.session,
             outgoing: connect.outgoing,
+            _notice: notice,
         });
         entry.metrics = None;
         let lease = Lease::new(worker, generation, entry.presence.clone());
@@ -68,10 +76,12 @@ impl Handler<Register> for Supervisor {
                 gpu_memory_gb: data.gpu_memory_gb.filter(|_| data.gpu_available),
                 score,
             });
+            entry.models = data.models;
         }
         let generation = register.lease.generation();
         let effects = self.fleet.registered(worker, generation, self.now());
         self.carry_out(effects, context);
+        self.poke_router();
     }
 }
 
@@ -166,6 +176,54 @@ impl Handler<SendCommand> for Supervisor {
     }
 }
 
+impl Handler<SendOn> for Supervisor {
+    type Result = bool;
+
+    fn handle(&mut self, send: SendOn, context: &mut Context<Self>) -> bool {
+        let link = self.fleet.registered_link(send.worker);
+        if link.is_none() || send.link.is_some_and(|wanted| link != Some(wanted)) {
+            return false;
+        }
+        let effects = self.deliver(send.worker, send.text);
+        let is_on_its_way = effects.is_empty();
+        self.carry_out(effects, context);
+        is_on_its_way
+    }
+}
+
+impl Handler<SetServing> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, serving: SetServing, context: &mut Context<Self>) {
+        let effects = self
+            .fleet
+            .set_serving(serving.worker, serving.requests, self.now());
+        self.carry_out(effects, context);
+    }
+}
+
+impl Handler<GetCandidates> for Supervisor {
+    type Result = MessageResult<GetCandidates>;
+
+    fn handle(&mut self, _: GetCandidates, _: &mut Context<Self>) -> Self::Result {
+        let known = self.workers.iter().filter_map(|(worker, entry)| {
+            let view = self.fleet.view(*worker)?;
+            let abilities = entry.abilities.as_ref();
+            let candidate = Candidate {
+                name: entry.name.clone(),
+                link: self.fleet.registered_link(*worker),
+                worker_type: abilities.map(|abilities| abilities.worker_type),
+                status: view.status,
+                draining: view.draining,
+                score: abilities.and_then(|abilities| abilities.score),
+                models: entry.models.clone(),
+            };
+            Some((*worker, candidate))
+        });
+        MessageResult(known.collect())
+    }
+}
+
 impl Handler<GetFree> for Supervisor {
     type Result = MessageResult<GetFree>;
 
@@ -252,6 +310,7 @@ impl Handler<Removed> for Supervisor {
         }
         self.workers.remove(&worker);
         self.seen.remove(&worker);
+        self.poke_router();
     }
 }
 

@@ -8,8 +8,9 @@ use chrono::{DateTime, Utc};
 use trainyard_shared::ids::{JobId, WorkerId};
 use trainyard_shared::message::{WorkerMetricsData, WorkerRegisterData};
 
+use crate::inference::placement::Candidate;
 use crate::sockets::outgoing::Outgoing;
-use crate::workers::event::{SelfReport, WorkerView};
+use crate::workers::event::{Generation, SelfReport, WorkerView};
 use crate::workers::lease::Lease;
 use crate::workers::placement::Abilities;
 use crate::workers::session::WorkerSession;
@@ -118,6 +119,33 @@ pub enum Sent {
     /// The job is not with that worker.
     NotHolding,
 }
+
+/// Send this on that registered connection of the worker. The answer says whether it is on its way.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub struct SendOn {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The connection; the present one where none is named.
+    pub link: Option<Generation>,
+    /// The frame.
+    pub text: ByteString,
+}
+
+/// So many inference requests are with the worker.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct SetServing {
+    /// The worker.
+    pub worker: WorkerId,
+    /// How many.
+    pub requests: usize,
+}
+
+/// How are all workers, for whoever looks for one that continues a chat?
+#[derive(Message)]
+#[rtype(result = "BTreeMap<WorkerId, Candidate>")]
+pub struct GetCandidates;
 
 /// Which workers can be given work now?
 #[derive(Message)]
