@@ -2,18 +2,20 @@
 //!
 //! All but the sessions run on one thread of their own; the sessions run on the threads of the HTTP server.
 //! Who waits for whom: sessions wait for jobs and the supervisor; the dispatcher waits for the supervisor and
-//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests wait for
-//! the supervisor, the dashboards and their router. The supervisor, the dashboards, the metrics writer and the
+//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests and
+//! evaluations wait for the supervisor, the dashboards and the router. The supervisor, the dashboards, the metrics writer and the
 //! router wait for nobody, so no circle can close.
 
 use std::sync::Arc;
 
 use actix::prelude::*;
+use trainyard_shared::ids::WorkerId;
 
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
+use crate::evaluations::directory::EvaluationDirectory;
 use crate::inference::directory::InferenceDirectory;
 use crate::inference::router::InferenceRouter;
 use crate::jobs::directory::JobDirectory;
@@ -52,6 +54,8 @@ pub struct Inner {
     pub router: Addr<InferenceRouter>,
     /// The inference requests.
     pub inferences: InferenceDirectory,
+    /// The evaluations.
+    pub evaluations: EvaluationDirectory,
 }
 
 impl std::ops::Deref for Actors {
@@ -100,7 +104,8 @@ impl Actors {
                     metrics: metrics.address(),
                     jobs: JobDirectory::new(handle.clone()),
                     router: router.address(),
-                    inferences: InferenceDirectory::new(handle, clock),
+                    inferences: InferenceDirectory::new(handle.clone(), clock),
+                    evaluations: EvaluationDirectory::new(handle),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));
@@ -125,9 +130,17 @@ impl Actors {
     async fn take_up_work(&self) -> Result<(), DatabaseError> {
         let held = self.database.read(crate::jobs::store::with_workers).await?;
         let workers = self.database.read(crate::workers::store::all).await?;
+        let evaluations = self
+            .database
+            .read(crate::evaluations::store::under_way)
+            .await?;
+        let evaluated = evaluations
+            .iter()
+            .filter_map(|row| Some((WorkerId(row.worker_id?), row.id())));
         let known = supervisor::TakeUp {
             workers,
             held: held.iter().map(|(job, worker)| (*worker, *job)).collect(),
+            evaluated: evaluated.collect(),
         };
         self.supervisor
             .send(known)
@@ -135,6 +148,9 @@ impl Actors {
             .map_err(|_| DatabaseError::Stopped)?;
         for (job, _) in held {
             self.jobs.wake(self, job).await?;
+        }
+        for row in evaluations {
+            self.evaluations.start(self, row);
         }
         Ok(())
     }

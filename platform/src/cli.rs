@@ -3,6 +3,7 @@
 //! Results go to standard output, everything else to standard error. The exit code is 0 only for success, 1
 //! for failure and 2 for a command line that is not understood.
 
+mod chat;
 mod client;
 mod completions;
 mod config;
@@ -12,6 +13,7 @@ mod datasets;
 #[cfg(feature = "embedded-worker")]
 mod demo;
 mod error;
+mod evaluate;
 mod jobs;
 mod keys;
 mod login;
@@ -88,6 +90,10 @@ enum Command {
     /// Training jobs.
     #[command(subcommand)]
     Jobs(jobs::Command),
+    /// Talk with a model, one that was trained here or a base model.
+    Chat(chat::Options),
+    /// Have a model measured on a data set.
+    Evaluate(evaluate::Options),
     /// Print a completion script for a shell.
     Completions(completions::Options),
 }
@@ -138,6 +144,12 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         }
         Command::Datasets(command) => {
             block_on(async { done(datasets::run(command, &platform(common)?, output).await) })
+        }
+        Command::Chat(options) => {
+            block_on(async { done(chat::run(&options, &platform(common)?, output).await) })
+        }
+        Command::Evaluate(options) => {
+            block_on(async { evaluate::run(&options, &platform(common)?, output).await })
         }
         Command::Jobs(command) => {
             block_on(async { jobs::run(command, &platform(common)?, output).await })

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, dashboards, datasets, enrollment_keys, health, inference, jobs, models,
-    openai, openapi, storage, users, workers,
+    artifacts, auth, dashboards, datasets, enrollment_keys, evaluations, health, inference, jobs,
+    models, openai, openapi, storage, users, workers,
 };
 
 pub use access_log::access_log;
@@ -97,6 +97,11 @@ pub fn routes() -> Vec<Route> {
         post("/api/inference", inference::routes::create),
         get("/api/inference/{id}", inference::routes::get),
         delete("/api/inference/{id}", inference::routes::cancel),
+        // Evaluations
+        get("/api/evaluations", evaluations::routes::list),
+        post("/api/evaluations", evaluations::routes::create),
+        get("/api/evaluations/{id}", evaluations::routes::get),
+        delete("/api/evaluations/{id}", evaluations::routes::cancel),
         // Models
         get("/api/models", models::list::list),
         // OpenAI-compatible

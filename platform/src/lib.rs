@@ -11,6 +11,7 @@ pub mod database;
 pub mod datasets;
 pub mod enrollment_keys;
 pub mod error;
+pub mod evaluations;
 mod health;
 pub mod http;
 pub mod inference;

@@ -107,14 +107,27 @@ pub struct PublishJob {
     pub text: ByteString,
 }
 
-/// Tell the dashboards of one user, and of administrators, what is nobody else's business.
+/// Tell the dashboards of those who may see it something that belongs to a user.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct PublishPrivate {
+pub struct PublishOwned {
     /// The user.
     pub owner: UserId,
+    /// Who else may see it.
+    pub sight: Sight,
+    /// What makes it superfluous when it comes again; none for what may not be lost.
+    pub topic: Option<Topic>,
     /// The frame.
     pub text: ByteString,
+}
+
+/// Who may see what belongs to a user, beside that user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// Administrators: chats are private.
+    Private,
+    /// All but other members, as with jobs.
+    AsJobs,
 }
 
 /// Tell all dashboards how a worker is.
@@ -290,14 +303,23 @@ impl Handler<PublishJob> for Dashboards {
     }
 }
 
-impl Handler<PublishPrivate> for Dashboards {
+impl Handler<PublishOwned> for Dashboards {
     type Result = ();
 
-    fn handle(&mut self, news: PublishPrivate, _: &mut Context<Self>) {
-        let may_see =
-            |watcher: &&Watcher| watcher.role == Role::Admin || watcher.user == news.owner;
+    fn handle(&mut self, news: PublishOwned, _: &mut Context<Self>) {
+        let may_see = |watcher: &&Watcher| {
+            let by_role = match news.sight {
+                Sight::Private => watcher.role == Role::Admin,
+                Sight::AsJobs => watcher.role != Role::Member,
+            };
+            by_role || watcher.user == news.owner
+        };
         for watcher in self.sessions.values().filter(may_see) {
-            Self::judge(watcher, watcher.outgoing.push(news.text.clone(), None));
+            let taken = match news.topic {
+                Some(topic) => watcher.outgoing.update(news.text.clone(), topic),
+                None => watcher.outgoing.push(news.text.clone(), None),
+            };
+            Self::judge(watcher, taken);
         }
     }
 }

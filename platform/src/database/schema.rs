@@ -194,6 +194,28 @@ diesel::table! {
     }
 }
 
+diesel::table! {
+    evaluations (id) {
+        id -> BigInt,
+        owner_id -> BigInt,
+        job_id -> Nullable<BigInt>,
+        model -> Text,
+        base_model -> Text,
+        dataset_id -> BigInt,
+        metrics -> Text,
+        batch_size -> Nullable<BigInt>,
+        max_length -> Nullable<BigInt>,
+        status -> Text,
+        worker_id -> Nullable<BigInt>,
+        result -> Nullable<Text>,
+        failure_kind -> Nullable<Text>,
+        error -> Nullable<Text>,
+        created_at -> Timestamp,
+        started_at -> Nullable<Timestamp>,
+        ended_at -> Nullable<Timestamp>,
+    }
+}
+
 diesel::joinable!(sessions -> users (user_id));
 diesel::joinable!(api_tokens -> users (user_id));
 diesel::allow_tables_to_appear_in_same_query!(users, sessions, api_tokens);

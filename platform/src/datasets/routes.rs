@@ -16,9 +16,9 @@ use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, shown_time};
 use crate::error::{ApiError, ErrorCode, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictQuery, UploadBody};
-use crate::jobs;
 use crate::server::AppState;
 use crate::storage::StorageKey;
+use crate::{evaluations, jobs};
 
 /// Longest name of a data set, in characters.
 const MAX_NAME_CHARACTERS: usize = 200;
@@ -257,8 +257,10 @@ pub async fn delete(
     state
         .database
         .write::<_, ApiError, _>(move |connection| {
-            if jobs::store::uses_dataset(connection, id)? {
-                let message = "a job that has not ended uses this data set";
+            if jobs::store::uses_dataset(connection, id)?
+                || evaluations::store::uses_dataset(connection, id)?
+            {
+                let message = "a job or an evaluation that has not ended uses this data set";
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
             Ok(store::mark_deleting(connection, id.get())?)

@@ -26,7 +26,7 @@ use super::router::{Enqueue, Free, LeaveQueue};
 use super::state::{Answer, Effect, Event, Failure, InferenceTiming, Phase, RequestState};
 use crate::actors::Actors;
 use crate::clock::Moment;
-use crate::dashboards::hub::PublishPrivate;
+use crate::dashboards::hub::{PublishOwned, Sight};
 use crate::workers::event::Generation;
 use crate::workers::lease::Lease;
 use crate::workers::supervisor::SendOn;
@@ -243,8 +243,10 @@ impl Carrying {
     }
 
     async fn publish(&self, message: ToDashboard) {
-        let publish = PublishPrivate {
+        let publish = PublishOwned {
             owner: self.record.owner,
+            sight: Sight::Private,
+            topic: None,
             text: message.encode().into(),
         };
         let _ = self.actors.dashboards.send(publish).await;

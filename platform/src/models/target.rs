@@ -9,7 +9,7 @@ use trainyard_shared::message::DownloadUrl;
 
 use super::is_hub_name;
 use crate::auth::CurrentUser;
-use crate::database::DatabaseError;
+use crate::database::{Database, DatabaseError};
 use crate::error::{ApiError, ErrorCode};
 use crate::jobs;
 use crate::jobs::history::{self, ArtifactRow};
@@ -140,16 +140,19 @@ pub fn job_of(name: &str) -> Option<JobId> {
 /// # Errors
 /// 404 for a job that may not be seen, 409 for one without a verified adapter.
 pub async fn of_job(state: &AppState, user: &CurrentUser, job: JobId) -> Result<Target, ApiError> {
-    let read = move |c: &mut _| Ok((jobs::store::row(c, job)?, history::result_files(c, job)?));
-    let (row, files) = state
-        .database
-        .read::<_, DatabaseError, _>(read)
-        .await
-        .map_err(|error| match error {
-            DatabaseError::NotFound => ApiError::not_found("job"),
-            other => other.into(),
-        })?;
+    let read = move |c: &mut _| jobs::store::row(c, job);
+    let row = state.database.read(read).await.map_err(no_such_job)?;
     user.require_sight(row.owner_id, "job")?;
+    load(&state.database, job).await
+}
+
+/// The same for one whose rights were looked at before.
+///
+/// # Errors
+/// 404 for a job that there is not, 409 for one without a verified adapter.
+pub async fn load(database: &Database, job: JobId) -> Result<Target, ApiError> {
+    let read = move |c: &mut _| Ok((jobs::store::row(c, job)?, history::result_files(c, job)?));
+    let (row, files) = database.read(read).await.map_err(no_such_job)?;
     if row.job_status()? != JobStatus::Completed {
         let message = format!("job {job} has not completed: it is {}", row.status);
         return Err(ApiError::new(ErrorCode::Conflict, message));
@@ -168,6 +171,13 @@ pub async fn of_job(state: &AppState, user: &CurrentUser, job: JobId) -> Result<
         base_model: row.base_model,
         adapter: Some(Adapter { job, folder, files }),
     })
+}
+
+fn no_such_job(error: DatabaseError) -> ApiError {
+    match error {
+        DatabaseError::NotFound => ApiError::not_found("job"),
+        other => other.into(),
+    }
 }
 
 fn adapter_file(folder: &str, file: ArtifactRow) -> Result<Option<AdapterFile>, StorageError> {

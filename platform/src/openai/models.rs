@@ -53,10 +53,11 @@ pub async fn list(
 pub async fn get(
     state: web::Data<AppState>,
     request: HttpRequest,
+    // With the slash that a model's name has, percent-encoded or not.
+    name: web::Path<String>,
 ) -> Result<web::Json<OpenAiModel>, OpenAiError> {
     let user = super::chat::user(&request).await?;
-    // With the slash that a model's name has.
-    let name = request.match_info().get("id").unwrap_or_default();
+    let name = name.as_str();
     let models = usable(&state, &user).await?;
     let found = models.iter().find(|model| model.id() == name);
     found

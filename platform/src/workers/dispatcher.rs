@@ -7,15 +7,17 @@
 //!    assigned; if that is refused (it was stopped meanwhile), the claim is given back.
 //! 4. A poke that comes meanwhile makes it look once more.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use actix::prelude::*;
 use trainyard_shared::ids::{JobId, WorkerId};
 
-use super::placement::place;
-use super::supervisor::{Claim, GetFree, Unclaim};
+use super::placement::{Abilities, best_for_evaluation, place};
+use super::supervisor::{Claim, ClaimForEvaluation, GetFree, ReleaseEvaluation, Unclaim};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
+use crate::evaluations;
 use crate::jobs::actor::GetState;
 use crate::jobs::event::{Answer, Event};
 use crate::jobs::store;
@@ -69,12 +71,13 @@ impl Dispatcher {
 }
 
 async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
-    let Ok(free) = actors.supervisor.send(GetFree).await else {
+    let Ok(mut free) = actors.supervisor.send(GetFree).await else {
         return Ok(());
     };
     if free.is_empty() {
         return Ok(());
     }
+    dispatch_evaluations(&actors, &mut free).await?;
     let (waiting, shares) = actors.database.read(store::queue).await?;
     for (job, worker) in place(&waiting, &free, &shares) {
         if !matches!(
@@ -99,6 +102,36 @@ async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
                     unclaim(&actors, worker, job).await;
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Evaluations are short and go first, in their order.
+async fn dispatch_evaluations(
+    actors: &Actors,
+    free: &mut BTreeMap<WorkerId, Abilities>,
+) -> Result<(), DatabaseError> {
+    for evaluation in actors.database.read(evaluations::store::queue).await? {
+        let Some(worker) = best_for_evaluation(free) else {
+            return Ok(());
+        };
+        free.remove(&worker);
+        let claim = ClaimForEvaluation { worker, evaluation };
+        if !matches!(actors.supervisor.send(claim).await, Ok(true)) {
+            continue;
+        }
+        let event = evaluations::state::Event::Assigned(worker);
+        let assigned = actors.evaluations.apply(evaluation, event).await;
+        if !matches!(assigned, Ok(evaluations::state::Answer::Taken)) {
+            tracing::info!(evaluation.id = %evaluation, ?assigned, "evaluation is not assigned");
+            let release = ReleaseEvaluation {
+                worker,
+                evaluation,
+                said_by_worker: true,
+            };
+            // Fails only when the platform stops.
+            let _ = actors.supervisor.send(release).await;
         }
     }
     Ok(())

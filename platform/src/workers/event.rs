@@ -2,7 +2,7 @@
 //! shown.
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
 
 use crate::clock::Moment;
 
@@ -50,6 +50,8 @@ pub enum FleetEffect {
     StopForeign(WorkerId, JobId),
     /// Tell the job what became of its worker.
     TellJob(WorkerId, JobId, WorkerNews),
+    /// Tell the evaluation what became of its worker.
+    TellEvaluation(WorkerId, EvaluationId, WorkerNews),
     /// The worker can be given work from now on.
     Available(WorkerId),
     /// The worker can be given no work from now on.

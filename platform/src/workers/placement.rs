@@ -102,6 +102,25 @@ fn best_worker(job: &WaitingJob, free: &BTreeMap<WorkerId, Abilities>) -> Option
         .map(|(worker, _)| *worker)
 }
 
+/// The free worker that evaluates a model: of those that take inference one that does not train, if there is one,
+/// and with the best benchmark score.
+pub fn best_for_evaluation(free: &BTreeMap<WorkerId, Abilities>) -> Option<WorkerId> {
+    let rank = |abilities: &Abilities| {
+        let score = abilities.score.filter(|score| score.is_finite());
+        let trains = abilities.worker_type.takes_training();
+        (!trains, score.unwrap_or(f64::NEG_INFINITY))
+    };
+    free.iter()
+        .filter(|(_, abilities)| abilities.worker_type.takes_inference())
+        .max_by(|(a, of_a), (b, of_b)| {
+            let (a_first, a_score) = rank(of_a);
+            let (b_first, b_score) = rank(of_b);
+            let by_rank = a_first.cmp(&b_first).then(a_score.total_cmp(&b_score));
+            by_rank.then(b.cmp(a))
+        })
+        .map(|(worker, _)| *worker)
+}
+
 /// The better worker is the greater; equal ones in the order of their ids, the lower the better.
 fn compare(
     job: &WaitingJob,
@@ -332,6 +351,24 @@ mod tests {
             place(&[job(1, 1)], &free([(1, inference)]), &Shares::default()),
             []
         );
+    }
+
+    #[test]
+    fn an_evaluation_gets_a_worker_that_takes_inference_and_best_one_that_does_not_train() {
+        let of_type = |worker_type, score| Abilities {
+            worker_type,
+            ..worker(score)
+        };
+        let (only_trains, both) = (WorkerType::Training, WorkerType::Both);
+        let found = best_for_evaluation(&free([(1, of_type(only_trains, 9.0))]));
+        assert_eq!(found, None);
+        let found = best_for_evaluation(&free([
+            (1, of_type(both, 9.0)),
+            (2, of_type(WorkerType::Inference, 1.0)),
+        ]));
+        assert_eq!(found, Some(WorkerId(2)));
+        let found = best_for_evaluation(&free([(1, of_type(both, 1.0)), (2, of_type(both, 9.0))]));
+        assert_eq!(found, Some(WorkerId(2)));
     }
 
     #[test]

@@ -8,11 +8,12 @@
 //! 3. A message with a `message_id` is acknowledged when what it changed is in the database.
 //! 4. A newer connection of the same worker takes over: from that moment nothing that this one says counts.
 
+mod evaluations;
 mod inference;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use actix::prelude::*;
 use actix_http::ws::{Message as WsMessage, ProtocolError};
@@ -43,10 +44,13 @@ use crate::sockets::caps::WorkerPlace;
 use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
 use crate::sockets::rate::OF_WORKER;
+use evaluations::EvaluationMessage;
 use inference::InferenceMessage;
 
 /// Messages that may wait.
 const MAILBOX: usize = 256;
+/// How often it is looked whether the connection is still there.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The actor.
 pub struct WorkerSession {
@@ -233,23 +237,30 @@ impl WorkerSession {
     }
 
     fn take_from_registered(&mut self, lease: Lease, message: FromWorker, ctx: &mut Context) {
-        let (report, metrics) = match message {
+        let (report, metrics, evaluations) = match message {
             FromWorker::Heartbeat(heartbeat) => {
+                let evaluations =
+                    job_messages::evaluations(heartbeat.status, heartbeat.current_evaluation_ids);
                 let report = SelfReport {
                     by: ReportedBy::Heartbeat,
                     status: heartbeat.status,
                     current_job: heartbeat.current_job_id,
                 };
-                (report, None)
+                (report, None, evaluations)
             }
-            FromWorker::Pong(pong) => (job_messages::self_report(&pong), None),
+            FromWorker::Pong(pong) => {
+                let report = job_messages::self_report(&pong);
+                let evaluations =
+                    job_messages::evaluations(report.status, pong.current_evaluation_ids);
+                (report, None, evaluations)
+            }
             FromWorker::WorkerMetrics(metrics) => {
                 let report = SelfReport {
                     by: ReportedBy::Metrics,
                     status: metrics.data.status,
                     current_job: None,
                 };
-                (report, Some(Box::new(metrics.data)))
+                (report, Some(Box::new(metrics.data)), None)
             }
             FromWorker::Error(error) => {
                 tracing::warn!(
@@ -264,6 +275,7 @@ impl WorkerSession {
             lease,
             report,
             metrics,
+            evaluations,
         };
         let told = self.state.actors.supervisor.send(reported);
         // Fails only when the platform stops.
@@ -273,6 +285,10 @@ impl WorkerSession {
     fn take_work_message(&mut self, lease: Lease, message: FromWorker, context: &mut Context) {
         let message = match InferenceMessage::from_wire(message) {
             Ok(message) => return self.take_inference_message(lease, message, context),
+            Err(other) => *other,
+        };
+        let message = match EvaluationMessage::from_wire(message) {
+            Ok(message) => return self.take_evaluation_message(lease, message, context),
             Err(other) => *other,
         };
         let message_id = message.message_id();
@@ -501,6 +517,12 @@ impl Actor for WorkerSession {
             if matches!(session.stage, Stage::Connected) {
                 let reason = "no authenticate in time";
                 session.end(close::DEADLINE_PASSED, reason, context);
+            }
+        });
+        // A connection that was reset ends without a word on the receiving side.
+        context.run_interval(LOOK, |session, context| {
+            if session.outgoing.has_ended() {
+                session.end(close::GOING_AWAY, "", context);
             }
         });
     }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
 
 use super::event::{
     CloseReason, Delivery, FleetEffect as Effect, Generation, ReportedBy, SelfReport, WorkerNews,
@@ -67,6 +67,7 @@ struct Member {
     idle_since: Option<Moment>,
     /// Inference requests that are with it.
     serving: usize,
+    evaluates: Option<EvaluationId>,
     draining: bool,
     available: bool,
 }
@@ -125,6 +126,7 @@ impl Fleet {
             holds,
             idle_since: None,
             serving: 0,
+            evaluates: None,
             draining,
             available: false,
         });
@@ -182,6 +184,9 @@ impl Fleet {
                 member.first_answer_due = true;
                 effects.push(Effect::Ping(worker));
                 effects.push(Effect::TellJob(worker, job, WorkerNews::Registered));
+            }
+            if member.evaluates.is_some() {
+                effects.push(Effect::Ping(worker));
             }
         }
         effects.extend(member.availability(worker, now));
@@ -357,7 +362,7 @@ impl Fleet {
 
     /// The worker was deleted.
     pub fn removed(&mut self, worker: WorkerId) -> Vec<Effect> {
-        let Some(member) = self.members.remove(&worker) else {
+        let Some(mut member) = self.members.remove(&worker) else {
             return Vec::new();
         };
         let mut effects = Vec::new();
@@ -372,6 +377,7 @@ impl Fleet {
         if let Some(job) = member.holds {
             effects.push(Effect::TellJob(worker, job, WorkerNews::Lost));
         }
+        effects.extend(member.lose_evaluation(worker));
         if member.available {
             effects.push(Effect::Unavailable(worker));
         }
@@ -498,6 +504,9 @@ impl Member {
         if self.holds.is_some() {
             return WorkerStatus::Training;
         }
+        if self.evaluates.is_some() {
+            return WorkerStatus::Evaluating;
+        }
         if self.serving > 0 {
             return WorkerStatus::Inference;
         }
@@ -517,7 +526,7 @@ impl Member {
         );
         let settled = self.settles_at.is_none_or(|at| at <= now);
         let registered = matches!(self.link, Link::Registered(_));
-        let free = self.holds.is_none() && self.serving == 0;
+        let free = self.holds.is_none() && self.evaluates.is_none() && self.serving == 0;
         let available = registered && settled && idle && free && !self.draining;
         if available == self.available {
             return None;
@@ -587,6 +596,7 @@ impl Member {
         if let Some(job) = self.holds.take() {
             effects.push(Effect::TellJob(worker, job, WorkerNews::Lost));
         }
+        effects.extend(self.lose_evaluation(worker));
         effects.extend(self.availability(worker, now));
         effects.push(Effect::Show(worker));
         effects.push(Effect::SaveLastSeen(worker));
@@ -594,6 +604,7 @@ impl Member {
     }
 }
 
+mod evaluations;
 mod serving;
 #[cfg(test)]
 mod tests;

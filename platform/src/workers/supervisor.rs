@@ -21,7 +21,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId, WorkerUuid};
+use trainyard_shared::ids::{EvaluationId, JobId, WorkerId, WorkerUuid};
 use trainyard_shared::message::{
     Ping, StopTraining, ToDashboard, ToWorker, WorkerMetricsData, WorkerUpdate, WorkerUpdateData,
 };
@@ -37,15 +37,16 @@ use super::updates::{Throttle, Update};
 use crate::actors::Actors;
 use crate::clock::Moment;
 use crate::dashboards::hub::PublishWorker;
+use crate::evaluations::state as evaluations;
 use crate::inference::router;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Event;
 use crate::sockets::outgoing::Outgoing;
 
 pub use messages::{
-    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Register,
-    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
-    Shutdown, TakeUp, Unclaim,
+    Claim, ClaimForEvaluation, Connect, Disconnected, GetCandidates, GetFree, GetWorkers,
+    KeyReplaced, Register, Release, ReleaseEvaluation, Removed, Renamed, Reported, Seen,
+    SendCommand, SendOn, Sent, SetDraining, SetServing, Shutdown, TakeUp, Unclaim,
 };
 
 /// A registered worker can be given work after this time at the latest.
@@ -176,6 +177,9 @@ impl Supervisor {
                     effects.extend(self.deliver(worker, stop.encode().into()));
                 }
                 FleetEffect::TellJob(worker, job, news) => self.tell(worker, job, news),
+                FleetEffect::TellEvaluation(worker, evaluation, news) => {
+                    self.tell_evaluation(worker, evaluation, news);
+                }
                 FleetEffect::Available(_) => self.poke(),
                 FleetEffect::Unavailable(_) => {}
                 FleetEffect::Show(worker) => self.show(worker),
@@ -254,6 +258,19 @@ impl Supervisor {
             // The receiver lives as long as this actor's thread.
             let _ = news.send((job, event));
         }
+    }
+
+    fn tell_evaluation(&self, worker: WorkerId, evaluation: EvaluationId, news: WorkerNews) {
+        let event = match news {
+            WorkerNews::Registered | WorkerNews::Disconnected => return,
+            WorkerNews::Holds { holds, .. } => evaluations::Event::WorkerHolds { worker, holds },
+            WorkerNews::Lost => {
+                tracing::warn!(worker.id = %worker, evaluation.id = %evaluation, "worker is lost with its evaluation");
+                evaluations::Event::WorkerLost(worker)
+            }
+        };
+        let actors = self.actors.clone();
+        actix::spawn(async move { actors.evaluations.tell(evaluation, event).await });
     }
 
     /// A full mailbox means that the dispatcher is about to look anyway.

@@ -4,9 +4,9 @@ use actix::prelude::*;
 use trainyard_shared::frame::close;
 
 use super::messages::{
-    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Register,
-    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
-    Shutdown, TakeUp, Unclaim,
+    Claim, ClaimForEvaluation, Connect, Disconnected, GetCandidates, GetFree, GetWorkers,
+    KeyReplaced, Register, Release, ReleaseEvaluation, Removed, Renamed, Reported, Seen,
+    SendCommand, SendOn, Sent, SetDraining, SetServing, Shutdown, TakeUp, Unclaim,
 };
 use super::{Link, LinkNotice, Supervisor, utc_of};
 use crate::inference::placement::Candidate;
@@ -22,6 +22,9 @@ impl Handler<TakeUp> for Supervisor {
     fn handle(&mut self, known: TakeUp, _: &mut Context<Self>) {
         for worker in &known.workers {
             self.add(worker, known.held.get(&worker.id).copied());
+        }
+        for (worker, evaluation) in known.evaluated {
+            self.fleet.holds_evaluation(worker, evaluation);
         }
         self.poke();
     }
@@ -122,6 +125,12 @@ impl Handler<Reported> for Supervisor {
             .fleet
             .reported(worker, generation, reported.report, self.now());
         self.carry_out(effects, context);
+        if let Some(evaluations) = reported.evaluations {
+            let effects = self
+                .fleet
+                .evaluations_reported(worker, generation, &evaluations);
+            self.carry_out(effects, context);
+        }
     }
 }
 
@@ -134,6 +143,33 @@ impl Handler<Claim> for Supervisor {
             self.carry_out(vec![FleetEffect::Show(claim.worker)], context);
         }
         claimed
+    }
+}
+
+impl Handler<ClaimForEvaluation> for Supervisor {
+    type Result = bool;
+
+    fn handle(&mut self, claim: ClaimForEvaluation, context: &mut Context<Self>) -> bool {
+        let ClaimForEvaluation { worker, evaluation } = claim;
+        let claimed = self.fleet.claim_for_evaluation(worker, evaluation);
+        if claimed {
+            self.carry_out(vec![FleetEffect::Show(worker)], context);
+        }
+        claimed
+    }
+}
+
+impl Handler<ReleaseEvaluation> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, release: ReleaseEvaluation, context: &mut Context<Self>) {
+        let effects = self.fleet.evaluation_released(
+            release.worker,
+            release.evaluation,
+            release.said_by_worker,
+            self.now(),
+        );
+        self.carry_out(effects, context);
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use actix::prelude::*;
 use bytestring::ByteString;
 use chrono::{DateTime, Utc};
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
 use trainyard_shared::message::{WorkerMetricsData, WorkerRegisterData};
 
 use crate::inference::placement::Candidate;
@@ -24,6 +24,8 @@ pub struct TakeUp {
     pub workers: Vec<KnownWorker>,
     /// The jobs that are with one.
     pub held: BTreeMap<WorkerId, JobId>,
+    /// The evaluations that are with one.
+    pub evaluated: BTreeMap<WorkerId, EvaluationId>,
 }
 
 /// A worker has authenticated. The answer is its right to be heard.
@@ -63,6 +65,8 @@ pub struct Reported {
     pub report: SelfReport,
     /// How loaded it is, where it said so.
     pub metrics: Option<Box<WorkerMetricsData>>,
+    /// Which evaluations it has, where it said so.
+    pub evaluations: Option<Vec<EvaluationId>>,
 }
 
 /// Take this worker for this job. The answer says whether it was free.
@@ -83,6 +87,28 @@ pub struct Unclaim {
     pub worker: WorkerId,
     /// The job.
     pub job: JobId,
+}
+
+/// Take this worker for this evaluation. The answer says whether it was free.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub struct ClaimForEvaluation {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The evaluation.
+    pub evaluation: EvaluationId,
+}
+
+/// The evaluation is not with the worker any more.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct ReleaseEvaluation {
+    /// The worker.
+    pub worker: WorkerId,
+    /// The evaluation.
+    pub evaluation: EvaluationId,
+    /// Whether the worker itself said so, or never had it.
+    pub said_by_worker: bool,
 }
 
 /// The job is not with the worker any more.

@@ -1,0 +1,151 @@
+//! `trainyard evaluate`: has a model measured on a data set, and waits for the figures.
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::chat::Model;
+use super::client::Platform;
+use super::error::CliError;
+use super::output::{Output, cell, figure, remark};
+
+/// Between two looks at how far it is.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Options of `evaluate`.
+#[derive(Args)]
+pub struct Options {
+    #[command(flatten)]
+    model: Model,
+    /// The data set's number, as `datasets list` shows it.
+    #[arg(long, value_name = "ID")]
+    dataset: u64,
+    /// What to measure: perplexity, loss, token_accuracy; all of them when left out.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    metrics: Vec<String>,
+    /// Sequences at a time.
+    #[arg(long, value_name = "COUNT")]
+    batch_size: Option<u32>,
+    /// Longest sequence, in tokens.
+    #[arg(long, value_name = "TOKENS")]
+    max_length: Option<u32>,
+    /// Only submit it.
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// Submits the evaluation, and follows it to its end.
+pub async fn run(
+    options: &Options,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let made = platform
+        .post(&["api", "evaluations"], &body(options))
+        .await?;
+    let id = cell(&made, "/id");
+    if options.no_wait {
+        output.result(&made, |made| {
+            format!("evaluation {id} is {}", cell(made, "/status"))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ended = follow(&id, platform, output).await?;
+    output.result(&ended, in_words)?;
+    Ok(if ended["status"] == "completed" {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn body(options: &Options) -> Value {
+    let mut body = options.model.fields();
+    body.insert("dataset_id".to_owned(), json!(options.dataset));
+    let optional = [
+        (
+            "metrics",
+            (!options.metrics.is_empty()).then(|| json!(options.metrics)),
+        ),
+        ("batch_size", options.batch_size.map(|size| json!(size))),
+        ("max_length", options.max_length.map(|length| json!(length))),
+    ];
+    for (field, value) in optional {
+        if let Some(value) = value {
+            body.insert(field.to_owned(), value);
+        }
+    }
+    Value::Object(body)
+}
+
+/// Returns the evaluation once it has ended.
+async fn follow(id: &str, platform: &Platform, output: &Output) -> Result<Value, CliError> {
+    let bar = (io::stderr().is_terminal() && !output.is_json()).then(bar);
+    let mut told = String::new();
+    loop {
+        let evaluation = platform.get(&["api", "evaluations", id], &[]).await?;
+        let status = cell(&evaluation, "/status");
+        if !["queued", "running"].contains(&status.as_str()) {
+            if let Some(bar) = &bar {
+                bar.finish_and_clear();
+            }
+            return Ok(evaluation);
+        }
+        let (done, total) = (
+            evaluation.pointer("/progress/done").and_then(Value::as_u64),
+            evaluation
+                .pointer("/progress/total")
+                .and_then(Value::as_u64),
+        );
+        match &bar {
+            Some(bar) => {
+                bar.set_message(status);
+                bar.set_length(total.unwrap_or(0));
+                bar.set_position(done.unwrap_or(0));
+            }
+            None if told != status && !output.is_json() => {
+                remark(&format!("evaluation {id} is {status}"));
+                told = status;
+            }
+            None => {}
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} [{wide_bar}] {pos}/{len} examples")
+        .expect("the template is a constant that is valid");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn in_words(evaluation: &Value) -> String {
+    let head = format!(
+        "evaluation {} of {} on data set {} is {}",
+        cell(evaluation, "/id"),
+        cell(evaluation, "/model"),
+        cell(evaluation, "/dataset_id"),
+        cell(evaluation, "/status")
+    );
+    let mut lines = vec![head];
+    for name in ["perplexity", "loss", "token_accuracy", "tokens"] {
+        let pointer = format!("/result/{name}");
+        if evaluation
+            .pointer(&pointer)
+            .is_some_and(|value| !value.is_null())
+        {
+            let value = match name {
+                "tokens" => cell(evaluation, &pointer),
+                _ => figure(evaluation, &pointer),
+            };
+            lines.push(format!("{name:>15}  {value}"));
+        }
+    }
+    if !evaluation["error"].is_null() {
+        lines.push(format!("{:>15}  {}", "error", cell(evaluation, "/error")));
+    }
+    lines.join("\n")
+}
