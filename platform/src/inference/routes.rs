@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use trainyard_shared::FinishReason;
 use trainyard_shared::ids::{InferenceId, JobId, UserId};
 use trainyard_shared::message::{
-    ChatMessage, InferenceCompleted, InferenceCompletedData, InferenceFailed, InferenceFailedData,
+    InferenceCompleted, InferenceCompletedData, InferenceFailed, InferenceFailedData,
     InferenceTokens, InferenceTokensData, ToDashboard,
 };
 use utoipa::ToSchema;
@@ -41,7 +41,7 @@ pub struct InferenceRequest {
     /// `job-123`, or a base model's name at the hub.
     model: Option<String>,
     messages: Vec<MessageRequest>,
-    /// Put before the chat as its system message.
+    /// Put before the chat as its system message, where it has none of its own.
     system_prompt: Option<String>,
     /// 0 is greedy.
     temperature: Option<f64>,
@@ -66,7 +66,7 @@ pub struct InferenceRequest {
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MessageRequest {
-    /// `system`, `user` or `assistant`.
+    /// `system` (or `developer`, the same), `user`, `assistant` or `tool`.
     role: String,
     content: String,
 }
@@ -115,14 +115,9 @@ pub async fn create(
     StrictJson(body): StrictJson<InferenceRequest>,
 ) -> Result<HttpResponse, ApiError> {
     user.require(Role::Member)?;
-    let messages = body.messages.into_iter().map(|message| ChatMessage {
-        role: message.role,
-        content: message.content,
-    });
-    let chat = Chat {
-        messages: messages.collect(),
-        system_prompt: body.system_prompt.filter(|prompt| !prompt.is_empty()),
-    };
+    let messages = body.messages.into_iter();
+    let messages = messages.map(|message| (message.role, message.content));
+    let chat = Chat::new(messages, body.system_prompt);
     let sampling = Sampling {
         temperature: body.temperature,
         max_tokens: body.max_tokens,

@@ -5,7 +5,6 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use trainyard_shared::message::ChatMessage;
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, invalid};
@@ -70,7 +69,7 @@ pub struct ResponseFormat {
 /// One turn of the chat.
 #[derive(Debug, Deserialize, ToSchema)]
 pub struct MessageParam {
-    /// `system`, `developer` (the same), `user` or `assistant`.
+    /// `system`, `developer` (the same), `user`, `assistant` or `tool`.
     role: String,
     #[schema(value_type = Option<String>)]
     content: Option<Content>,
@@ -127,11 +126,8 @@ impl ChatRequest {
         let messages = self.messages.into_iter().enumerate();
         let messages = messages
             .map(|(index, message)| message.checked(index))
-            .collect::<Result<_, _>>()?;
-        let chat = Chat {
-            messages,
-            system_prompt: None,
-        };
+            .collect::<Result<Vec<_>, _>>()?;
+        let chat = Chat::new(messages, None);
         let mut problems = chat.problems();
         problems.extend(sampling.problems());
         if problems.is_empty() {
@@ -182,11 +178,8 @@ impl ChatRequest {
 }
 
 impl MessageParam {
-    fn checked(self, index: usize) -> Result<ChatMessage, OpenAiError> {
-        let role = match self.role.as_str() {
-            "developer" => "system".to_owned(),
-            _ => self.role,
-        };
+    /// Its role and text.
+    fn checked(self, index: usize) -> Result<(String, String), OpenAiError> {
         let content = match self.content {
             None => String::new(),
             Some(Content::Text(text)) => text,
@@ -206,6 +199,6 @@ impl MessageParam {
                 joined
             }
         };
-        Ok(ChatMessage { role, content })
+        Ok((self.role, content))
     }
 }

@@ -239,6 +239,7 @@ impl WorkerSession {
     fn take_from_registered(&mut self, lease: Lease, message: FromWorker, ctx: &mut Context) {
         let (report, metrics, evaluations) = match message {
             FromWorker::Heartbeat(heartbeat) => {
+                self.stop_unwanted(&lease, heartbeat.current_inference_ids, ctx);
                 let evaluations =
                     job_messages::evaluations(heartbeat.status, heartbeat.current_evaluation_ids);
                 let report = SelfReport {
@@ -250,6 +251,7 @@ impl WorkerSession {
             }
             FromWorker::Pong(pong) => {
                 let report = job_messages::self_report(&pong);
+                self.stop_unwanted(&lease, pong.current_inference_ids, ctx);
                 let evaluations =
                     job_messages::evaluations(report.status, pong.current_evaluation_ids);
                 (report, None, evaluations)

@@ -322,6 +322,9 @@ impl World {
                     self.platform_soon(PlatformEvent::Carry);
                 }
                 FleetEffect::Available(_) => self.poke(),
+                FleetEffect::TellEvaluation(worker, evaluation, _) => {
+                    panic!("worker {worker} was given no evaluation, {evaluation} neither")
+                }
                 FleetEffect::Unavailable(_) | FleetEffect::SaveLastSeen(_) => {}
                 FleetEffect::Show(worker) => {
                     let view = self.process().supervisor.fleet.view(worker);

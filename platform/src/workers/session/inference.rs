@@ -7,6 +7,9 @@ use trainyard_shared::message::{Error, ErrorCode, FromWorker, StopInference};
 use super::{Context, Lease, WorkerSession};
 use crate::inference::state::{Answer, Said};
 
+/// Of the ids that a worker names at once so many are looked at.
+const MOST_NAMED: usize = 64;
+
 /// One such message.
 pub(super) struct InferenceMessage {
     id: InferenceId,
@@ -68,6 +71,25 @@ impl WorkerSession {
                 }
             }
         }));
+    }
+
+    /// Tells the worker to stop what it says that it has and nobody wants: it may have missed being told.
+    pub(super) fn stop_unwanted(
+        &mut self,
+        lease: &Lease,
+        named: Option<Vec<InferenceId>>,
+        context: &mut Context,
+    ) {
+        let (worker, actors) = (lease.worker(), self.state.actors.clone());
+        let is_unwanted = |id: &InferenceId| !actors.inferences.is_wanted(id, worker);
+        let unwanted = named
+            .into_iter()
+            .flatten()
+            .take(MOST_NAMED)
+            .filter(is_unwanted);
+        for inference_id in unwanted.collect::<Vec<_>>() {
+            self.say(StopInference { inference_id }, context);
+        }
     }
 
     /// A worker that goes on with what nobody knows any more, after a restart of the platform perhaps, is told
