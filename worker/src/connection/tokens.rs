@@ -12,6 +12,11 @@ use trainyard_shared::message::{FromWorker, InferenceTokens, InferenceTokensData
 /// Text of one message, in bytes: far below the limit of a frame, also where JSON needs six bytes for one.
 const MESSAGE_BYTES: usize = 64 * 1024;
 
+/// Tokens of one message (source: "batched: 5 tokens or 50ms").
+const BATCH_TOKENS: usize = 5;
+/// With more than this waiting the socket is slow: then messages hold as many as fit.
+const SLOW_TOKENS: usize = 20 * BATCH_TOKENS;
+
 /// The tokens that wait. Shared by the answers and the connection.
 #[derive(Debug, Clone, Default)]
 pub struct WaitingTokens(Arc<Mutex<VecDeque<Answer>>>);
@@ -80,11 +85,16 @@ impl WaitingTokens {
 
 impl Answer {
     fn next(&mut self) -> Option<FromWorker> {
+        let most = match self.waiting.len() > SLOW_TOKENS {
+            true => usize::MAX,
+            false => BATCH_TOKENS,
+        };
         let mut bytes = 0;
         let mut tokens = Vec::new();
         while let Some(token) = self.waiting.front() {
             bytes += token.len();
-            if bytes > MESSAGE_BYTES && !tokens.is_empty() {
+            let is_full = bytes > MESSAGE_BYTES || tokens.len() == most;
+            if is_full && !tokens.is_empty() {
                 break;
             }
             tokens.extend(self.waiting.pop_front());
@@ -150,6 +160,20 @@ mod tests {
             Some(("a".to_owned(), words(&[" four"])))
         );
         assert_eq!(tokens(waiting.next()), None);
+    }
+
+    #[test]
+    fn messages_hold_five_tokens_and_more_only_where_the_socket_is_slow() {
+        let waiting = WaitingTokens::default();
+        waiting.add(&id("a"), words(&["x"; 12]));
+        let lengths = |waiting: &WaitingTokens| -> Vec<usize> {
+            std::iter::from_fn(|| tokens(waiting.next()))
+                .map(|(_, tokens)| tokens.len())
+                .collect()
+        };
+        assert_eq!(lengths(&waiting), [5, 5, 2]);
+        waiting.add(&id("a"), words(&["x"; 300]));
+        assert_eq!(lengths(&waiting), [300]);
     }
 
     #[test]

@@ -23,6 +23,7 @@ use trainyard_shared::training::TrainOn;
 use trainyard_shared::{FailureKind, Secret};
 
 use super::adapter_files::{AdapterFiles, fetch_adapter};
+use super::base_model::ModelId;
 use super::dataset::fetch_dataset;
 use super::failure::Failure;
 use super::loaded::LoadedModel;
@@ -188,14 +189,15 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
         None => plain_dataset(&data.dataset_url)?,
     };
     let dataset = fetch_dataset(&source, context, own_dir.path(), async || Ok(None)).await?;
-    let adapter = match data.model_url.as_deref().filter(|path| !path.is_empty()) {
+    let (base, adapter_path) = named_models(data);
+    let adapter = match adapter_path {
         Some(path) => {
             Some(fetch_adapter(path, ("download_urls", &data.download_urls), context).await?)
         }
         None => None,
     };
-    let base = match (&data.base_model, &adapter) {
-        (Some(base), _) => base.clone(),
+    let base = match (base, &adapter) {
+        (Some(base), _) => base,
         (None, Some(adapter)) => base_of(adapter)?,
         (None, None) => {
             return Err(refused(
@@ -214,6 +216,23 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
         batch_size,
         _own_dir: own_dir,
     })
+}
+
+/// The base model and the adapter's path, as far as the message names them. Its `model_url` may also name a
+/// base model to be measured as it is.
+fn named_models(data: &StartEvaluationData) -> (Option<BaseModel>, Option<&str>) {
+    let model_url = data.model_url.as_deref().filter(|name| !name.is_empty());
+    match (&data.base_model, model_url) {
+        (Some(base), Some(name)) if base.huggingface_id == name => (Some(base.clone()), None),
+        (None, Some(name)) if data.download_urls.is_empty() && ModelId::parse(name).is_some() => {
+            let base = BaseModel {
+                huggingface_id: name.to_owned(),
+                download_urls: Vec::new(),
+            };
+            (Some(base), None)
+        }
+        (base, name) => (base.clone(), name),
+    }
 }
 
 /// The plain form of the source document: only an address.

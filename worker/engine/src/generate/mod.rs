@@ -190,6 +190,35 @@ mod tests {
     }
 
     #[test]
+    fn g090_any_end_of_text_id_of_the_generation_config_ends_generation() {
+        let folder = golden::model_with_tokenizer("untied");
+        let expected = continuation();
+        let config = serde_json::json!({"eos_token_id": [120, 121, expected[4]]});
+        let path = folder.path().join("generation_config.json");
+        std::fs::write(path, config.to_string()).unwrap();
+        let files = ModelFiles::open(folder.path()).unwrap();
+        let chat = files.chat(chrono::Local::now()).unwrap();
+        let options = SamplingOptions {
+            stop_ids: files.stop_token_ids(&chat).unwrap(),
+            ..greedy(16)
+        };
+        let first = expected
+            .iter()
+            .position(|id| options.stop_ids.contains(id))
+            .unwrap();
+        let generated = generator()
+            .generate(&prompt(), &options, &|| false, &mut |_| Next::GoOn)
+            .unwrap();
+        assert_eq!(
+            generated,
+            Generated {
+                ids: expected[..first].to_vec(),
+                finish: Finish::Stop
+            }
+        );
+    }
+
+    #[test]
     fn the_caller_can_stop_at_any_token() {
         let count = std::cell::Cell::new(0);
         let generated = generator()

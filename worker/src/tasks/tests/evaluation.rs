@@ -151,6 +151,23 @@ async fn an_adapter_changes_the_figures_and_names_its_base_model_in_the_plain_fo
 }
 
 #[actix_rt::test]
+async fn a_base_model_may_be_named_in_either_place_or_both() {
+    let server = data_server().await;
+    let worker = worker_with_model();
+    let plain = measure(&worker, 1, &server, |_| {}).await;
+    let both = measure(&worker, 2, &server, |data| {
+        data["model_url"] = json!("yard/tiny")
+    })
+    .await;
+    let only = measure(&worker, 3, &server, |data| {
+        data["model_url"] = json!("yard/tiny");
+        data["base_model"] = Value::Null;
+    })
+    .await;
+    assert_eq!((&both, &only), (&plain, &plain));
+}
+
+#[actix_rt::test]
 async fn what_cannot_be_measured_fails_and_the_field_or_the_reason_is_named() {
     let server = data_server().await;
     let worker = worker_with_model();
