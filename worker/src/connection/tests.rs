@@ -1,6 +1,7 @@
 mod answers;
 mod deliveries;
 mod fake_platform;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -142,10 +142,15 @@ impl Session {
     }
 
     /// Closes with a code.
-    pub async fn close(mut self, code: u16) {
+    pub async fn close(self, code: u16) {
+        self.close_because(code, "").await;
+    }
+
+    /// Closes with a code and a reason.
+    pub async fn close_because(mut self, code: u16, reason: &'static str) {
         let frame = CloseFrame {
             code: code.into(),
-            reason: "".into(),
+            reason: reason.into(),
         };
         self.socket.close(Some(frame)).await.unwrap();
         while let Some(Ok(_)) = self.socket.next().await {}
