@@ -31,6 +31,7 @@ fn joined(message: &Value) -> String {
     tokens.iter().map(|token| token.as_str().unwrap()).collect()
 }
 
+/// Promise P11.
 #[actix_web::test]
 async fn an_answer_reaches_who_asked_and_administrators_and_nobody_else() {
     let platform = Platform::start(QUIET).await;
