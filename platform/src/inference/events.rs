@@ -1,6 +1,6 @@
 //! An answer as server-sent events: token by token, at the pace of whoever reads.
 //!
-//! A reader holds only its place in the answer. While nothing comes, a comment goes out twice a second: only by
+//! A reader holds only its place in the answer. While nothing comes, a comment goes out five times a second: only by
 //! writing is it noticed that the client is gone, and then the request is cancelled.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::record::{Reader, Record, Seen};
 use crate::actors::Actors;
 
 /// How often a silent stream is written to.
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
+const KEEP_ALIVE: Duration = Duration::from_millis(200);
 
 /// Words an answer.
 pub trait Script {

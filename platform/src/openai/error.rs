@@ -13,7 +13,7 @@ use crate::inference::state::Failure;
 #[derive(Debug, Clone)]
 pub struct OpenAiError {
     status: StatusCode,
-    body: Body,
+    body: Box<Body>,
     retry_after: Option<header::HeaderValue>,
     /// Whether another try may help: the clients of OpenAI try again by themselves unless told not to.
     may_retry: bool,
@@ -52,7 +52,7 @@ impl OpenAiError {
     /// The same as JSON, for a stream that has begun.
     pub fn to_json(&self) -> String {
         let body = OpenAiErrorBody {
-            error: self.body.clone(),
+            error: Body::clone(&self.body),
         };
         serde_json::to_string(&body).unwrap_or_default()
     }
@@ -77,12 +77,12 @@ impl From<ApiError> for OpenAiError {
         let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
         Self {
             status,
-            body: Body {
+            body: Box::new(Body {
                 message: error.message().to_owned(),
                 r#type: kind,
                 param: first_field(&error),
                 code: Some(code),
-            },
+            }),
             retry_after,
             may_retry: true,
         }
@@ -134,7 +134,7 @@ impl ResponseError for OpenAiError {
             response.insert_header((header::WWW_AUTHENTICATE, "Bearer"));
         }
         response.json(OpenAiErrorBody {
-            error: self.body.clone(),
+            error: Body::clone(&self.body),
         })
     }
 }
