@@ -7,14 +7,14 @@ use trainyard_shared::Secret;
 use trainyard_shared::ids::{JobId, WorkerId};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ArtifactError, URL_LIFETIME, job_of_key, key_of_job};
+use super::{ArtifactError, URL_LIFETIME, job_folders, job_of_key, key_of_job};
 use crate::auth::CurrentWorker;
 use crate::database::DatabaseError;
 use crate::error::{ApiError, FieldProblem};
 use crate::http::{StrictJson, StrictQuery};
 use crate::server::AppState;
 use crate::storage::{StorageError, StorageKey, UploadTarget, UploadTerms};
-use crate::{datasets, jobs};
+use crate::{datasets, evaluations, jobs};
 
 /// A file that a worker wants to store.
 #[derive(Deserialize, ToSchema)]
@@ -75,7 +75,7 @@ pub async fn grant_upload(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DownloadQuery {
-    /// The job that the file is needed for.
+    /// The job that the file is needed for, or whose adapter an inference or evaluation of the worker's needs.
     #[param(value_type = i64)]
     job_id: i64,
     /// Storage key of the job's data set or of one of its own files.
@@ -104,15 +104,12 @@ pub async fn grant_download(
 ) -> Result<web::Json<DownloadGrant>, ApiError> {
     let job = JobId::try_from(query.job_id)
         .map_err(|error| ApiError::invalid_field("job_id", error.to_string()))?;
-    let dataset_id = job_of_worker(&state, job, worker.id).await?;
     let key = StorageKey::parse(&query.key)?;
-    if key_of_job(job, &query.key).is_err() {
-        let dataset = state
-            .database
-            .read::<_, DatabaseError, _>(move |c| datasets::store::get(c, dataset_id))
-            .await?;
-        if dataset.storage_key != key.as_str() {
-            return Err(ApiError::not_found("file of this job"));
+    let is_own_file = key_of_job(job, &query.key).is_ok();
+    if !(is_own_file && is_result(job, &key) && needs_adapter(&state, job, worker.id).await?) {
+        let dataset_id = job_of_worker(&state, job, worker.id).await?;
+        if !is_own_file {
+            refuse_foreign(&state, dataset_id, &key).await?;
         }
     }
     let size_bytes = state.storage.info(&key).await?.size_bytes;
@@ -122,6 +119,38 @@ pub async fn grant_download(
         size_bytes,
         expires_in: URL_LIFETIME.as_secs(),
     }))
+}
+
+/// Besides its own files a job needs its data set only.
+async fn refuse_foreign(
+    state: &AppState,
+    dataset_id: i64,
+    key: &StorageKey,
+) -> Result<(), ApiError> {
+    let dataset = state
+        .database
+        .read::<_, DatabaseError, _>(move |c| datasets::store::get(c, dataset_id))
+        .await?;
+    if dataset.storage_key == key.as_str() {
+        Ok(())
+    } else {
+        Err(ApiError::not_found("file of this job"))
+    }
+}
+
+fn is_result(job: JobId, key: &StorageKey) -> bool {
+    let rest = key.as_str().strip_prefix(job_folders(job)[1].as_str());
+    rest.is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// Whether the worker answers a request, or measures a model, with the adapter of a job that another may have
+/// trained.
+async fn needs_adapter(state: &AppState, job: JobId, worker: WorkerId) -> Result<bool, ApiError> {
+    if state.actors.inferences.needs_adapter(worker, job) {
+        return Ok(true);
+    }
+    let needs = move |c: &mut _| evaluations::store::needs_adapter(c, worker, job);
+    Ok(state.database.read(needs).await?)
 }
 
 /// The data set of a job that the worker has, or had when it ended.

@@ -212,6 +212,25 @@ pub fn uses_job(connection: &mut DbConnection, job: JobId) -> Result<bool, Datab
     Ok(found.is_some())
 }
 
+/// Whether a worker measures a job's adapter at the moment.
+///
+/// # Errors
+/// Those of the database.
+pub fn needs_adapter(
+    connection: &mut DbConnection,
+    worker: WorkerId,
+    job: JobId,
+) -> Result<bool, DatabaseError> {
+    let found: Option<i64> = evaluations::table
+        .filter(evaluations::job_id.eq(job.get()))
+        .filter(evaluations::worker_id.eq(worker.get()))
+        .filter(evaluations::ended_at.is_null())
+        .select(evaluations::id)
+        .first(connection)
+        .optional()?;
+    Ok(found.is_some())
+}
+
 /// Writes down where an evaluation stands. Its actor is the only one that does, so a repeat after an outcome that
 /// is not known writes the same again.
 ///

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use actix::prelude::*;
-use trainyard_shared::ids::{InferenceId, UserId, WorkerId};
+use trainyard_shared::ids::{InferenceId, JobId, UserId, WorkerId};
 use uuid::Uuid;
 
 use super::actor::{Happened, InferenceActor, Say};
@@ -91,6 +91,14 @@ impl InferenceDirectory {
         };
         inner.under_way.insert(id, under_way);
         Ok(record)
+    }
+
+    /// Whether a request that is with that worker is answered with that job's adapter.
+    pub fn needs_adapter(&self, worker: WorkerId, job: JobId) -> bool {
+        self.lock().under_way.values().any(|one| {
+            one.record.request.target.job() == Some(job)
+                && one.record.shown().owners.last() == Some(&worker)
+        })
     }
 
     /// The request of that id, as long as it is kept.

@@ -538,3 +538,36 @@ async fn a_queue_that_nobody_reads_is_left_by_clients_that_go_away() {
         "{sent:#?}"
     );
 }
+
+#[actix_web::test]
+async fn a_worker_gets_a_new_address_of_an_adapter_as_long_as_it_answers_with_it() {
+    let platform = Platform::start(QUIET).await;
+    let admin = platform.admin().await;
+    let mut trainer = TestWorker::ready(&admin).await;
+    let job = trainer.train(&admin).await;
+    let mut worker = TestWorker::ready(&admin).await;
+    let (_, drained) = admin
+        .post(&format!("/api/workers/{}/drain", trainer.id), json!({}))
+        .await;
+    assert!(drained["error"].is_null(), "{drained}");
+    let own = Session {
+        platform: &platform,
+        token: worker.key.clone(),
+    };
+    let at = |key: String| format!("/api/worker/downloads?job_id={job}&key={key}");
+    let adapter = at(format!("models/job-{job}/final/adapter_config.json"));
+    assert_eq!(own.get(&adapter).await.0, 404);
+
+    let id = asked(&admin, json!({"model": format!("job-{job}")})).await;
+    assert_eq!(worker.take_inference().await, id);
+    let (status, grant) = own.get(&adapter).await;
+    assert_eq!(status, 200, "{grant}");
+    let file = platform.client.get(grant["url"].as_str().unwrap());
+    assert_eq!(file.send().await.unwrap().text().await.unwrap(), "hello");
+    let checkpoint = at(format!("checkpoints/job-{job}/step-1/x"));
+    assert_eq!(own.get(&checkpoint).await.0, 404);
+
+    worker.complete(&id, json!({"text": "x"})).await;
+    shown_as(&admin, &id, "completed").await;
+    assert_eq!(own.get(&adapter).await.0, 404);
+}
