@@ -137,13 +137,13 @@ async fn without_login_and_key_there_is_nothing_to_conform_to() {
 /// A fault and the rules that it breaks.
 type Variant = (Fault, &'static [&'static str]);
 
-/// Judges the platform once with each fault, all at the same time.
-async fn expect_exactly(platform: &Platform, variants: Vec<Variant>, more: &[&str]) {
-    let admin = platform.admin().await;
-    let key = key(&admin).await;
+/// Judges a platform with each fault, all at the same time. Each has a platform of its own: chats go to any worker.
+async fn expect_exactly(variants: Vec<Variant>) {
     let judging = variants.into_iter().map(async |(fault, broken)| {
+        let platform = patient_platform().await;
+        let key = key(&platform.admin().await).await;
         let proxy = Proxy::start(platform.address(), fault).await;
-        let more = [&["--answer-within", "25"], more].concat();
+        let more = ["--answer-within", "25"];
         let judged = judge_platform(&proxy.url(), &key, &more).await;
         assert_eq!(
             judged.with_result("fail"),
@@ -212,7 +212,7 @@ async fn faults_of_letting_workers_in_are_found() {
             &["format.json_with_type"],
         ),
     ];
-    expect_exactly(&patient_platform().await, variants, &[]).await;
+    expect_exactly(variants).await;
 }
 
 #[tokio::test]
@@ -268,7 +268,7 @@ async fn faults_of_start_training_are_found() {
             &["ack.repeated"],
         ),
     ];
-    expect_exactly(&patient_platform().await, variants, &[]).await;
+    expect_exactly(variants).await;
 }
 
 #[tokio::test]
@@ -311,7 +311,38 @@ async fn faults_of_what_dashboards_are_told_are_found() {
             ],
         ),
     ];
-    expect_exactly(&patient_platform().await, variants, &[]).await;
+    expect_exactly(variants).await;
+}
+
+#[tokio::test]
+async fn faults_of_chats_and_evaluations_are_found() {
+    let variants = vec![
+        (
+            Fault::in_message("start_inference", without("max_tokens")),
+            &["start_inference.fields"][..],
+        ),
+        (
+            Fault::in_message("inference_tokens", lost),
+            &["inference.tokens_forwarded"],
+        ),
+        (
+            Fault::in_message("inference_completed", lost),
+            &["inference.end_forwarded"],
+        ),
+        (
+            Fault::in_message("stop_inference", lost),
+            &["stop_inference.sent"],
+        ),
+        (
+            Fault::in_message("start_evaluation", without("metrics")),
+            &["start_evaluation.fields"],
+        ),
+        (
+            Fault::in_message("evaluation_completed", lost),
+            &["evaluation.end_forwarded"],
+        ),
+    ];
+    expect_exactly(variants).await;
 }
 
 #[tokio::test]
@@ -349,7 +380,7 @@ async fn faults_of_letting_dashboards_in_are_found() {
             &["dashboard.unknown_job"],
         ),
     ];
-    expect_exactly(&patient_platform().await, variants, &[]).await;
+    expect_exactly(variants).await;
 }
 
 #[tokio::test]
@@ -373,5 +404,5 @@ async fn faults_of_answers_to_faults_are_found() {
         (Fault::in_close(1003, 1002), &["frame.binary"]),
         (Fault::in_close(1007, 1002), &["frame.utf8"]),
     ];
-    expect_exactly(&patient_platform().await, variants, &[]).await;
+    expect_exactly(variants).await;
 }

@@ -13,6 +13,7 @@ mod liveness;
 mod registration;
 mod rest;
 mod training;
+mod work;
 mod yard;
 
 use std::time::Duration;
@@ -96,6 +97,7 @@ const CHECKS: &[&[Check]] = &[
     registration::CHECKS,
     dashboards::CHECKS,
     training::CHECKS,
+    work::CHECKS,
     faults::CHECKS,
     liveness::CHECKS,
     &[

@@ -200,6 +200,14 @@ impl Yard {
         Ok(worker)
     }
 
+    /// A worker that is the only idle one of those that are played.
+    pub async fn only_worker(&mut self) -> Outcome<Worker> {
+        let worker = self.worker().await?;
+        // Where the others are gone, the platform has no choice.
+        self.spare.clear();
+        Ok(worker)
+    }
+
     /// A worker that has just enrolled and registered.
     pub async fn newcomer(&mut self) -> Outcome<Worker> {
         let (line, identity) = needed(self.enrol()).await?;
