@@ -17,13 +17,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::event::{
     CloseReason, Delivery, FleetEffect as Effect, Generation, ReportedBy, SelfReport, WorkerNews,
     WorkerView,
 };
 use crate::clock::Moment;
+use member::{Link, Member, Ping, Presence};
 
 /// The waiting times, from the settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,51 +49,6 @@ pub struct Fleet {
     wakes: BTreeSet<(Moment, WorkerId)>,
     last_check: Moment,
     next_generation: u64,
-}
-
-/// One worker, as far as decisions need it.
-#[derive(Debug, Clone)]
-struct Member {
-    link: Link,
-    presence: Presence,
-    last_heard: Moment,
-    ping: Option<Ping>,
-    /// Whether it has yet to say on this connection which job it has.
-    first_answer_due: bool,
-    /// When it can be given work although it has not said what it does.
-    settles_at: Option<Moment>,
-    reported: Option<WorkerStatus>,
-    holds: Option<JobId>,
-    /// Since when it says that it does nothing, although it holds a job.
-    idle_since: Option<Moment>,
-    /// Inference requests that are with it.
-    serving: usize,
-    evaluates: Option<EvaluationId>,
-    draining: bool,
-    available: bool,
-}
-
-/// The connection that counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Link {
-    None,
-    Authenticated(Generation),
-    Registered(Generation),
-}
-
-/// Whether the worker counts as there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Presence {
-    /// There, or away for so short a time that it is not given up.
-    Present,
-    /// Given up, or never seen since the platform's start.
-    Offline,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Ping {
-    sent_at: Moment,
-    answer_by: Moment,
 }
 
 impl Fleet {
@@ -472,139 +428,8 @@ impl Fleet {
     }
 }
 
-impl Link {
-    fn generation(self) -> Option<Generation> {
-        match self {
-            Self::None => None,
-            Self::Authenticated(generation) | Self::Registered(generation) => Some(generation),
-        }
-    }
-}
-
-impl Member {
-    fn view(&self) -> WorkerView {
-        let seen = self.presence == Presence::Present;
-        WorkerView {
-            status: self.status(),
-            connected: self.link != Link::None,
-            holds: self.holds,
-            last_heard: seen.then_some(self.last_heard),
-            available: self.available,
-            draining: self.draining,
-        }
-    }
-
-    fn status(&self) -> WorkerStatus {
-        if self.presence == Presence::Offline {
-            return WorkerStatus::Offline;
-        }
-        if self.draining {
-            return WorkerStatus::Draining;
-        }
-        if self.holds.is_some() {
-            return WorkerStatus::Training;
-        }
-        if self.evaluates.is_some() {
-            return WorkerStatus::Evaluating;
-        }
-        if self.serving > 0 {
-            return WorkerStatus::Inference;
-        }
-        match (self.link, self.reported) {
-            (Link::Authenticated(_), _) => WorkerStatus::Online,
-            (_, Some(WorkerStatus::Offline | WorkerStatus::Draining)) => WorkerStatus::Online,
-            (_, Some(reported)) => reported,
-            (_, None) => WorkerStatus::Idle,
-        }
-    }
-
-    /// Whether it can be given work at `now`; the effect if that has changed.
-    fn availability(&mut self, worker: WorkerId, now: Moment) -> Option<Effect> {
-        let idle = matches!(
-            self.reported,
-            None | Some(WorkerStatus::Idle | WorkerStatus::Online)
-        );
-        let settled = self.settles_at.is_none_or(|at| at <= now);
-        let registered = matches!(self.link, Link::Registered(_));
-        let free = self.holds.is_none() && self.evaluates.is_none() && self.serving == 0;
-        let available = registered && settled && idle && free && !self.draining;
-        if available == self.available {
-            return None;
-        }
-        self.available = available;
-        Some(if available {
-            Effect::Available(worker)
-        } else {
-            Effect::Unavailable(worker)
-        })
-    }
-
-    /// Looks at what may be due: an unanswered ping, the end of settling.
-    fn wake(&mut self, worker: WorkerId, now: Moment, ping_grace: Duration) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if let Some(ping) = self.ping {
-            if self.last_heard > ping.sent_at {
-                self.ping = None;
-            } else if ping.answer_by + ping_grace < now {
-                // So late a look means a pause: the answer may lie unread in a buffer.
-                let answer_by = now + ping_grace;
-                self.ping = Some(Ping { answer_by, ..ping });
-            } else if ping.answer_by <= now {
-                effects.extend(self.lose(worker, now));
-            }
-        }
-        if self.settles_at.is_some_and(|at| at <= now) {
-            self.settles_at = None;
-            effects.extend(self.availability(worker, now));
-        }
-        effects
-    }
-
-    /// Whether it has said for so long that it does nothing, although it holds a job: the end of that job may
-    /// have been lost. Then it is asked, and not again for as long.
-    fn says_idle_for(&mut self, timeout: Duration, now: Moment) -> bool {
-        let due = self
-            .idle_since
-            .is_some_and(|since| now.since(since) >= timeout && self.holds.is_some());
-        if due {
-            self.idle_since = Some(now);
-        }
-        due
-    }
-
-    fn unlink(&mut self) {
-        self.link = Link::None;
-        self.idle_since = None;
-        self.ping = None;
-        self.first_answer_due = false;
-        self.settles_at = None;
-    }
-
-    /// Gives the worker up: one offline event, one job that is told.
-    fn lose(&mut self, worker: WorkerId, now: Moment) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if let Some(generation) = self.link.generation() {
-            effects.push(Effect::Close {
-                worker,
-                generation,
-                reason: CloseReason::Silent,
-            });
-        }
-        self.unlink();
-        self.presence = Presence::Offline;
-        self.reported = None;
-        if let Some(job) = self.holds.take() {
-            effects.push(Effect::TellJob(worker, job, WorkerNews::Lost));
-        }
-        effects.extend(self.lose_evaluation(worker));
-        effects.extend(self.availability(worker, now));
-        effects.push(Effect::Show(worker));
-        effects.push(Effect::SaveLastSeen(worker));
-        effects
-    }
-}
-
 mod evaluations;
+mod member;
 mod serving;
 #[cfg(test)]
 mod tests;
