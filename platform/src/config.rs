@@ -129,11 +129,20 @@ impl Config {
         resolver.optional("NATS_URL", |_| -> Result<(), String> {
             Err("is not supported by this version; leave it out".to_owned())
         });
+        let tls = tls_files(&mut resolver);
+        let public_url = resolver.optional("PUBLIC_URL", |text| {
+            http_base(text).and_then(|url| match (&tls, url.scheme()) {
+                (Some(_), "http") => {
+                    Err("is http, but TLS_CERT is set: write https://…".to_owned())
+                }
+                _ => Ok(url),
+            })
+        });
         let database_path = database.unwrap_or_else(|| data_dir.join("trainyard.db"));
         let storage_root = storage.unwrap_or_else(|| data_dir.join("storage"));
         let mut config = Self {
             bind: resolver.required("BIND", socket_address),
-            public_url: resolver.optional("PUBLIC_URL", http_base),
+            public_url,
             secret_key: resolver.optional("SECRET_KEY", secret_of_at_least_32),
             admin_email: resolver.required("ADMIN_EMAIL", email),
             admin_password: resolver.optional("ADMIN_PASSWORD", admin_password),
@@ -152,7 +161,7 @@ impl Config {
             log: resolver.required("LOG", log_directives),
             log_format: resolver.required("LOG_FORMAT", log_format),
             trust_proxy: resolver.required("TRUST_PROXY", yes_or_no),
-            tls: tls_files(&mut resolver),
+            tls,
             data_dir,
             database_path,
             storage_root,
@@ -423,6 +432,26 @@ mod tests {
                 .unwrap()
                 .contains("s3cr3t")
         );
+    }
+
+    #[test]
+    fn a_plain_public_address_beside_tls_is_refused() {
+        let with = |url: &str| {
+            problems(&environment(&[
+                ("TLS_CERT", "/c.pem"),
+                ("TLS_KEY", "/k.pem"),
+                ("PUBLIC_URL", url),
+            ]))
+        };
+        let found = with("http://yard.example.org");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("PUBLIC_URL") && found[0].contains("https"));
+        let encrypted = environment(&[
+            ("TLS_CERT", "/c.pem"),
+            ("TLS_KEY", "/k.pem"),
+            ("PUBLIC_URL", "https://yard.example.org"),
+        ]);
+        assert!(Config::resolve(&encrypted).is_ok());
     }
 
     #[test]

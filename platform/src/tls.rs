@@ -48,6 +48,9 @@ impl TlsFiles {
     /// # Errors
     /// [`TlsError`], which names the file.
     pub fn load(&self) -> Result<ServerConfig, TlsError> {
+        for (setting, path) in [("TLS_CERT", &self.cert), ("TLS_KEY", &self.key)] {
+            check_size(setting, path)?;
+        }
         let certificates = self.certificates()?;
         let in_key = |error: pem::Error| file_error("TLS_KEY", &self.key, error, "private key");
         let key = PrivateKeyDer::from_pem_file(&self.key).map_err(in_key)?;
@@ -80,6 +83,24 @@ impl TlsFiles {
         }
         Ok(all)
     }
+}
+
+/// Largest file of certificates or keys that is read.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// A device or pipe could be read for ever.
+fn check_size(setting: &'static str, path: &Path) -> Result<(), TlsError> {
+    let reason = match fs::metadata(path) {
+        Ok(found) if !found.is_file() => "is no file",
+        Ok(found) if found.len() > MAX_BYTES => "is larger than 1 MiB",
+        // Reading says what is wrong.
+        _ => return Ok(()),
+    };
+    Err(TlsError::File {
+        setting,
+        path: path.to_owned(),
+        reason: reason.to_owned(),
+    })
 }
 
 fn file_error(

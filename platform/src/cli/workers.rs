@@ -73,20 +73,28 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
 
 fn list_in_words(list: &Value) -> String {
     let row = |worker: &Value| {
-        let mut cells = [
-            "/id",
-            "/name",
-            "/status",
-            "/current_job_id",
-            "/hardware/gpu_name",
+        vec![
+            cell(worker, "/id"),
+            cell(worker, "/name"),
+            status(worker),
+            cell(worker, "/current_job_id"),
+            cell(worker, "/hardware/gpu_name"),
+            time(worker, "/last_seen_at"),
         ]
-        .map(|pointer| cell(worker, pointer))
-        .to_vec();
-        cells.push(time(worker, "/last_seen_at"));
-        cells
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
     table(&["ID", "NAME", "STATUS", "JOB", "GPU", "LAST SEEN"], &rows)
+}
+
+/// What the worker does; and whether it is away, which it may be for a while before it counts as offline.
+fn status(worker: &Value) -> String {
+    let status = cell(worker, "/status");
+    let away = worker["online"] == true && worker["connected"] == false;
+    if away {
+        format!("{status}, not connected")
+    } else {
+        status
+    }
 }
 
 fn worker_in_words(worker: &Value) -> String {
@@ -94,7 +102,7 @@ fn worker_in_words(worker: &Value) -> String {
         ("id", cell(worker, "/id")),
         ("uuid", cell(worker, "/uuid")),
         ("name", cell(worker, "/name")),
-        ("status", cell(worker, "/status")),
+        ("status", status(worker)),
         ("job", cell(worker, "/current_job_id")),
         ("last seen", time(worker, "/last_seen_at")),
     ];

@@ -100,21 +100,22 @@ pub async fn create(
 }
 
 fn problems_of_metrics(metrics: &[String]) -> Vec<FieldProblem> {
-    if metrics.is_empty() {
-        let message = format!("name at least one of {}", METRICS.join(", "));
+    if metrics.is_empty() || metrics.len() > METRICS.len() {
+        let message = format!("name one or more of {}, each once", METRICS.join(", "));
         return vec![FieldProblem::new("metrics", message)];
     }
-    let unknown = metrics
-        .iter()
-        .enumerate()
-        .filter(|(_, name)| !METRICS.contains(&name.as_str()));
-    unknown
-        .map(|(index, name)| {
+    let mut problems = Vec::new();
+    for (index, name) in metrics.iter().enumerate() {
+        let field = || format!("metrics[{index}]");
+        if !METRICS.contains(&name.as_str()) {
             let shown: String = name.chars().take(100).collect();
             let message = format!("{shown:?} is none of {}", METRICS.join(", "));
-            FieldProblem::new(format!("metrics[{index}]"), message)
-        })
-        .collect()
+            problems.push(FieldProblem::new(field(), message));
+        } else if metrics[..index].contains(name) {
+            problems.push(FieldProblem::new(field(), format!("{name:?} stands twice")));
+        }
+    }
+    problems
 }
 
 /// The evaluations that one may see, newest first.

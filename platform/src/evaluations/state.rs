@@ -277,10 +277,11 @@ impl Phase {
                     sends,
                     is_taken: true,
                 };
+                let done = done.min(total);
                 next.outcome(Answer::Taken, vec![Effect::ShowProgress { done, total }])
             }
             Said::Completed(figures) => {
-                let end = End::Figures(figures);
+                let end = End::Figures(possible(figures));
                 Self::Completed(worker).end(end, worker, true, None)
             }
             Said::Failed { error, kind } => {
@@ -403,6 +404,18 @@ impl Phase {
             said_by_worker,
         });
         self.outcome(Answer::Taken, effects)
+    }
+}
+
+/// The figures without those that no model can have: a gap is shown in their place, as for one that is not finite.
+fn possible(figures: EvaluationMetrics) -> EvaluationMetrics {
+    EvaluationMetrics {
+        perplexity: figures.perplexity.filter(|value| *value >= 1.0),
+        loss: figures.loss.filter(|value| *value >= 0.0),
+        token_accuracy: figures
+            .token_accuracy
+            .filter(|value| (0.0..=1.0).contains(value)),
+        tokens: figures.tokens,
     }
 }
 

@@ -120,6 +120,7 @@ async fn what_does_not_fit_is_named_and_others_evaluations_are_not_seen() {
     for (more, field) in [
         (json!({"metrics": ["perplexity", "bleu"]}), "metrics[1]"),
         (json!({"metrics": []}), "metrics"),
+        (json!({"metrics": ["loss", "loss"]}), "metrics[1]"),
         (json!({"batch_size": 0}), "batch_size"),
         (json!({"max_length": 0}), "max_length"),
         (json!({"model": "a b"}), "model"),

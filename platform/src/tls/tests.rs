@@ -57,6 +57,11 @@ fn what_is_wrong_with_a_file_is_said_with_its_name() {
         "{}",
         told(&missing)
     );
+    let endless = TlsFiles {
+        cert: "/dev/zero".into(),
+        ..made.files.clone()
+    };
+    assert!(told(&endless).contains("/dev/zero: is no file"));
     let swapped = TlsFiles {
         cert: made.files.key.clone(),
         key: made.files.cert.clone(),

@@ -62,6 +62,32 @@ fn an_evaluation_runs_to_its_figures_and_frees_its_worker() {
 }
 
 #[test]
+fn figures_that_no_model_can_have_are_gaps() {
+    let absurd = EvaluationMetrics {
+        perplexity: Some(-5.0),
+        loss: Some(-0.1),
+        token_accuracy: Some(77.0),
+        tokens: Some(9),
+    };
+    let event = Event::Said(A, Said::Completed(absurd));
+    let outcome = running().apply(event, at(1), &TIMING);
+    let kept = EvaluationMetrics {
+        tokens: Some(9),
+        ..EvaluationMetrics::default()
+    };
+    assert_eq!(
+        outcome.effects[0],
+        Effect::Persist(Some(End::Figures(kept)))
+    );
+    let beyond = Event::Said(A, Said::Progress { done: 10, total: 5 });
+    let outcome = running().apply(beyond, at(1), &TIMING);
+    assert_eq!(
+        outcome.effects,
+        [Effect::ShowProgress { done: 5, total: 5 }]
+    );
+}
+
+#[test]
 fn only_the_worker_that_has_it_is_heard() {
     for phase in [Phase::Queued, running()] {
         let event = Event::Said(B, Said::Completed(EvaluationMetrics::default()));
