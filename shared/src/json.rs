@@ -4,10 +4,14 @@
 //! pair, text after the value) it refuses keys that stand twice in one object and nesting deeper
 //! than [`MAX_DEPTH`].
 
+mod typed;
+
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
+
+pub use typed::Typed;
 
 /// Deepest nesting of arrays and objects that is read.
 pub const MAX_DEPTH: usize = 64;

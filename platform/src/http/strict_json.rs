@@ -85,7 +85,7 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<StrictJson<T>, ApiError> {
     })?;
     let value =
         json::parse(text).map_err(|error| ApiError::invalid_field("", error.to_string()))?;
-    serde_path_to_error::deserialize(value)
+    serde_path_to_error::deserialize(json::Typed(&value))
         .map(StrictJson)
         .map_err(|error| {
             let path = error.path().to_string();

@@ -111,7 +111,7 @@ impl Envelope {
 /// Reads the fields of a message whose type is known.
 pub(super) fn body<M: DeserializeOwned>(envelope: Envelope) -> Result<M, DecodeError> {
     let value = Value::Object(envelope.object);
-    serde_path_to_error::deserialize(&value).map_err(|error| {
+    serde_path_to_error::deserialize(json::Typed(&value)).map_err(|error| {
         let path = error.path().to_string();
         let message = error.into_inner().to_string();
         let error = match path.as_str() {
