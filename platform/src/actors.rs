@@ -157,8 +157,9 @@ impl Actors {
 }
 
 impl RunningActors {
-    /// Closes all sockets with 1001.
+    /// Ends open requests for answers, then closes all sockets with 1001.
     pub async fn end_sessions(&self) {
+        self.actors.inferences.stop().await;
         // A mailbox that is closed already has nothing left to end.
         let _ = self.actors.supervisor.send(supervisor::Shutdown).await;
         let _ = self.actors.dashboards.send(hub::Shutdown).await;

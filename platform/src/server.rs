@@ -243,7 +243,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
 }
 
 impl RunningServer {
-    /// Stops in order: no new connections, and sockets are closed; open requests end (within ten seconds); what
+    /// Stops in order: no new connections, answers fail, and sockets are closed; open requests end (within ten seconds); what
     /// is buffered is written; the data folder is released.
     pub async fn stop(self) {
         tokio::join!(self.handle.stop(true), self.actors.end_sessions());

@@ -143,7 +143,7 @@ pub struct PublishWorker {
 }
 
 /// What may no longer be done with a credential.
-#[derive(Message)]
+#[derive(Debug, Clone, Copy, Message)]
 #[rtype(result = "()")]
 pub enum Revoke {
     /// The user was deleted.

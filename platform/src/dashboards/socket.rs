@@ -64,7 +64,7 @@ pub async fn open(
     sockets::start(session, frames, max_frame_bytes, &request, payload)
 }
 
-/// Carries the news of void credentials to the hub, until the platform stops.
+/// Carries the news of void credentials to the hub and to open answers, until the platform stops.
 pub async fn carry_revocations(actors: Actors, database: Database, revocations: Revocations) {
     let mut news = revocations.subscribe();
     drop(revocations);
@@ -76,6 +76,7 @@ pub async fn carry_revocations(actors: Actors, database: Database, revocations: 
             Err(RecvError::Lagged(_)) => Revoke::Everything,
             Err(RecvError::Closed) => return,
         };
+        actors.inferences.revoke(revoke);
         if actors.dashboards.send(revoke).await.is_err() {
             return;
         }

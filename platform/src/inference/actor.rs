@@ -85,7 +85,6 @@ impl InferenceActor {
     pub fn new(actors: Actors, record: Arc<Record>) -> Self {
         let timing = InferenceTiming {
             queue_timeout: actors.config.inference_queue_timeout,
-            absent_timeout: ABSENT_TIMEOUT,
             silence_timeout: actors.config.inference_timeout,
         };
         let state = RequestState::new(actors.clock.now(), &timing);
@@ -158,8 +157,6 @@ impl InferenceActor {
     }
 }
 
-/// How long a request may wait while no worker that could take it is connected.
-const ABSENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timers may fire a little early.
 const TIMER_GRAIN: Duration = Duration::from_millis(2);
 

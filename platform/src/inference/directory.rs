@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use actix::prelude::*;
+use futures_util::future::join_all;
 use trainyard_shared::ids::{InferenceId, JobId, UserId, WorkerId};
 use uuid::Uuid;
 
@@ -14,7 +15,9 @@ use super::record::Record;
 use super::request::Request;
 use super::state::{Answer, Event, Said};
 use crate::actors::Actors;
+use crate::auth::{Credential, Role};
 use crate::clock::{Clock, Moment};
+use crate::dashboards::hub::Revoke;
 use crate::workers::lease::Lease;
 
 /// Requests under way at once, of all users and of one.
@@ -39,6 +42,7 @@ struct Inner {
     /// The ended ones, the oldest first.
     order: VecDeque<(Moment, InferenceId, usize)>,
     ended_bytes: usize,
+    is_stopping: bool,
 }
 
 struct UnderWay {
@@ -46,9 +50,14 @@ struct UnderWay {
     actor: Addr<InferenceActor>,
 }
 
-/// Too many requests are under way.
+/// Why a request is not taken in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct TooMany;
+pub enum Refused {
+    /// Too many are under way.
+    TooMany,
+    /// The platform stops.
+    Stopping,
+}
 
 impl InferenceDirectory {
     /// A directory whose actors run on that arbiter.
@@ -63,24 +72,28 @@ impl InferenceDirectory {
     /// Takes a request in.
     ///
     /// # Errors
-    /// [`TooMany`].
+    /// [`Refused`].
     pub fn start(
         &self,
         actors: &Actors,
         owner: UserId,
+        credential: Credential,
         request: Request,
-    ) -> Result<Arc<Record>, TooMany> {
+    ) -> Result<Arc<Record>, Refused> {
         let mut inner = self.lock();
+        if inner.is_stopping {
+            return Err(Refused::Stopping);
+        }
         let of_owner = |one: &&UnderWay| one.record.owner == owner;
         if inner.under_way.len() >= MAX_UNDER_WAY
             || inner.under_way.values().filter(of_owner).count() >= MAX_OF_ONE_USER
         {
-            return Err(TooMany);
+            return Err(Refused::TooMany);
         }
         let id: InferenceId = format!("infer-{}", Uuid::new_v4())
             .parse()
             .expect("the id is short and visible ASCII");
-        let record = Arc::new(Record::new(id.clone(), owner, request));
+        let record = Arc::new(Record::new(id.clone(), owner, credential, request));
         let (actors, of_actor) = (actors.clone(), record.clone());
         let actor = InferenceActor::start_in_arbiter(&self.arbiter, |_| {
             InferenceActor::new(actors, of_actor)
@@ -125,6 +138,49 @@ impl InferenceDirectory {
         self.arbiter.spawn(async move {
             let _ = actor.send(Happened(Event::CancelAsked)).await;
         });
+    }
+
+    /// Ends what was asked by those who may not have the answer any more: all requests of a user that is no
+    /// longer or may no longer ask, and those for which a response is open that was asked for with a credential
+    /// that is void.
+    pub fn revoke(&self, revoke: Revoke) {
+        let is_over = |record: &Record| match revoke {
+            Revoke::DeletedUser(user) => record.owner == user,
+            Revoke::ChangedUser(user, role) => {
+                record.owner == user && (role < Role::Member || record.is_awaited())
+            }
+            Revoke::Credential(credential) => {
+                record.credential == credential && record.is_awaited()
+            }
+            Revoke::Everything => record.is_awaited(),
+        };
+        let over: Vec<_> = {
+            let inner = self.lock();
+            let over = inner.under_way.values().filter(|one| is_over(&one.record));
+            over.map(|one| one.record.id.clone()).collect()
+        };
+        for id in over {
+            tracing::info!(inference.id = %id, "whoever asked may not have the answer any more");
+            self.cancel_soon(&id);
+        }
+    }
+
+    /// Ends all requests, and takes in no further ones: the platform stops.
+    pub async fn stop(&self) {
+        let actors: Vec<_> = {
+            let mut inner = self.lock();
+            inner.is_stopping = true;
+            inner
+                .under_way
+                .values()
+                .map(|one| one.actor.clone())
+                .collect()
+        };
+        let ends = actors
+            .iter()
+            .map(|actor| actor.send(Happened(Event::PlatformStops)));
+        // Fails for those that have just ended.
+        join_all(ends).await;
     }
 
     /// A worker says something of an inference, as long as its connection counts; nothing is answered when it

@@ -76,6 +76,7 @@ pub struct Wanted {
 impl Wanted {
     /// As long as this is kept the answer is wanted.
     pub fn new(actors: Actors, record: Arc<Record>) -> Self {
+        record.set_awaited();
         Self { actors, record }
     }
 

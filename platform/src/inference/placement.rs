@@ -163,15 +163,15 @@ pub fn outlook(candidates: &BTreeMap<WorkerId, Candidate>) -> (String, Prospect)
                 [only] => format!("worker {} is not connected", only.name),
                 _ => "no worker that takes inference is connected".to_owned(),
             };
-            (reason, Prospect::Away)
+            (reason, Prospect::Later)
         }
         all if all.iter().all(|worker| worker.draining) => {
             let reason = "all workers that take inference are draining";
-            (reason.to_owned(), Prospect::Away)
+            (reason.to_owned(), Prospect::Later)
         }
         all => {
             let reason = format!("all {} workers that take inference are full", all.len());
-            (reason, Prospect::Busy)
+            (reason, Prospect::Later)
         }
     }
 }
@@ -280,9 +280,9 @@ mod tests {
         assert!(chosen(&[request(1, None)], &all, &BTreeMap::new()).is_empty());
         assert_eq!(outlook(&fleet([(1, training)])).1, Prospect::Never);
         assert_eq!(outlook(&fleet([])).1, Prospect::Never);
-        assert_eq!(outlook(&fleet([(3, away)])).1, Prospect::Away);
+        assert_eq!(outlook(&fleet([(3, away)])).1, Prospect::Later);
         let (reason, prospect) = outlook(&fleet([(1, worker(WorkerStatus::Idle))]));
-        assert_eq!(prospect, Prospect::Busy);
+        assert_eq!(prospect, Prospect::Later);
         assert!(reason.contains("full"), "{reason}");
     }
 }

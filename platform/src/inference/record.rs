@@ -3,6 +3,7 @@
 //! Its actor alone writes; any number of HTTP responses read, each at its own pace: a reader keeps only its
 //! place in the answer, so a slow one costs nothing beyond the answer itself.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use chrono::{DateTime, Utc};
@@ -13,6 +14,7 @@ use trainyard_shared::message::{InferenceCompletedData, InferenceMetrics};
 
 use super::request::Request;
 use super::state::{Failure, Phase, owner_of};
+use crate::auth::Credential;
 
 /// A request.
 #[derive(Debug)]
@@ -23,8 +25,11 @@ pub struct Record {
     pub owner: UserId,
     /// What was asked.
     pub request: Request,
+    /// With what who asked has shown who it is.
+    pub credential: Credential,
     /// When.
     pub created_at: DateTime<Utc>,
+    is_awaited: AtomicBool,
     shown: Mutex<Shown>,
     changes: watch::Sender<()>,
 }
@@ -68,12 +73,14 @@ impl Shown {
 
 impl Record {
     /// A request that has just been made.
-    pub fn new(id: InferenceId, owner: UserId, request: Request) -> Self {
+    pub fn new(id: InferenceId, owner: UserId, credential: Credential, request: Request) -> Self {
         Self {
             id,
             owner,
             request,
+            credential,
             created_at: Utc::now(),
+            is_awaited: AtomicBool::new(false),
             shown: Mutex::new(Shown {
                 phase: Phase::Waiting,
                 owners: Vec::new(),
@@ -112,6 +119,16 @@ impl Record {
         let shown = self.lock();
         let is_newest = usize::try_from(attempt) == Ok(shown.owners.len());
         shown.phase == Phase::Running(worker) && is_newest
+    }
+
+    /// Whether a response is open that waits for the answer, or was.
+    pub fn is_awaited(&self) -> bool {
+        self.is_awaited.load(Ordering::Relaxed)
+    }
+
+    /// A response waits for the answer.
+    pub(super) fn set_awaited(&self) {
+        self.is_awaited.store(true, Ordering::Relaxed);
     }
 
     /// Bytes that it keeps in memory, about.

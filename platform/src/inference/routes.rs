@@ -14,6 +14,7 @@ use trainyard_shared::message::{
 };
 use utoipa::ToSchema;
 
+use super::directory::Refused;
 use super::events::{self, Script, Wanted};
 use super::orders;
 use super::record::{self, Record};
@@ -207,9 +208,13 @@ pub fn start(
         return Err(ApiError::invalid_field("messages", message));
     }
     let owner = UserId(user.id);
-    let started = state.actors.inferences.start(&state.actors, owner, request);
-    started.map_err(|_| {
-        let message = "too many requests are under way; try again later";
+    let (actors, credential) = (&state.actors, user.credential);
+    let started = actors.inferences.start(actors, owner, credential, request);
+    started.map_err(|refused| {
+        let message = match refused {
+            Refused::TooMany => "too many requests are under way; try again later",
+            Refused::Stopping => "the platform is stopping",
+        };
         ApiError::new(ErrorCode::Unavailable, message).with_retry_after(RETRY_AFTER)
     })
 }
@@ -244,8 +249,15 @@ impl From<Failure> for ApiError {
             Blame::NoWorker => ErrorCode::NoWorker,
             Blame::Worker => ErrorCode::InferenceFailed,
             Blame::Silence => ErrorCode::InferenceTimeout,
+            Blame::Stop => ErrorCode::Unavailable,
         };
-        Self::new(code, failure.error)
+        let may_pass = failure.blame.may_pass();
+        let error = Self::new(code, failure.error);
+        if may_pass {
+            error.with_retry_after(RETRY_AFTER)
+        } else {
+            error
+        }
     }
 }
 

@@ -17,16 +17,15 @@ use crate::clock::Moment;
 
 /// Attempts that a request gets; workers that are lost over it are not to be lost for ever.
 const MAX_ATTEMPTS: u32 = 3;
-/// Longest answer that is kept.
+/// Longest answer that is kept, each of its tokens with what is kept of where it ends.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
+const BYTES_PER_TOKEN: usize = size_of::<usize>();
 
 /// The waiting times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InferenceTiming {
     /// How long a request may wait for a worker.
     pub queue_timeout: Duration,
-    /// The same while no worker that could take it is there at all.
-    pub absent_timeout: Duration,
     /// How long a worker may be silent about it, loading the model included.
     pub silence_timeout: Duration,
 }
@@ -75,6 +74,15 @@ pub enum Blame {
     Worker,
     /// Nobody was heard of in time.
     Silence,
+    /// Nobody's: the platform stops.
+    Stop,
+}
+
+impl Blame {
+    /// Whether the same request may be answered a little later.
+    pub const fn may_pass(self) -> bool {
+        matches!(self, Self::NoWorker | Self::Stop)
+    }
 }
 
 /// Why there is no answer.
@@ -97,7 +105,6 @@ pub struct RequestState {
     pub waits_because: String,
     deadline: Moment,
     shown_bytes: usize,
-    waits_since: Moment,
 }
 
 /// What happens to a request.
@@ -127,15 +134,15 @@ pub enum Event {
     CancelAsked,
     /// The deadline has passed.
     DeadlinePassed,
+    /// The platform stops.
+    PlatformStops,
 }
 
 /// Whether a request that waits will be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Prospect {
-    /// Workers that could take it are busy.
-    Busy,
-    /// Workers that could take it are away.
-    Away,
+    /// Workers that could take it are busy or away.
+    Later,
     /// No worker could ever take it.
     Never,
 }
@@ -199,7 +206,6 @@ impl RequestState {
             waits_because: String::new(),
             deadline: now + timing.queue_timeout,
             shown_bytes: 0,
-            waits_since: now,
         }
     }
 
@@ -217,7 +223,7 @@ impl RequestState {
     ) -> (Answer, Vec<Effect>) {
         match event {
             Event::Placed(worker) => self.placed(worker, now, timing),
-            Event::NotPlaced { reason, prospect } => self.not_placed(reason, prospect, timing),
+            Event::NotPlaced { reason, prospect } => self.not_placed(reason, prospect),
             Event::Said {
                 worker,
                 attempt,
@@ -226,6 +232,7 @@ impl RequestState {
             Event::WorkerGone(worker) => self.worker_gone(worker, now, timing),
             Event::CancelAsked => self.cancelled(),
             Event::DeadlinePassed => self.deadline_passed(now, timing),
+            Event::PlatformStops => self.platform_stops(),
         }
     }
 
@@ -249,22 +256,16 @@ impl RequestState {
         (Answer::Taken, vec![Effect::Start(worker, self.attempt())])
     }
 
-    fn not_placed(
-        &mut self,
-        reason: String,
-        prospect: Prospect,
-        timing: &InferenceTiming,
-    ) -> (Answer, Vec<Effect>) {
+    fn not_placed(&mut self, reason: String, prospect: Prospect) -> (Answer, Vec<Effect>) {
         if self.phase != Phase::Waiting {
             return (Answer::Ignored, Vec::new());
         }
         self.waits_because = reason;
-        self.deadline = match prospect {
-            Prospect::Busy => self.waits_since + timing.queue_timeout,
-            Prospect::Away => self.waits_since + timing.absent_timeout.min(timing.queue_timeout),
-            Prospect::Never => return (Answer::Taken, self.fail_waiting()),
+        let effects = match prospect {
+            Prospect::Later => Vec::new(),
+            Prospect::Never => self.fail_waiting(),
         };
-        (Answer::Taken, Vec::new())
+        (Answer::Taken, effects)
     }
 
     fn said(
@@ -281,10 +282,22 @@ impl RequestState {
         if self.phase != Phase::Running(worker) || attempt != self.attempt() {
             return (Answer::Ignored, Vec::new());
         }
+        // Empty tokens say nothing: they are not kept, and nothing but them is silence.
+        let said = match said {
+            Said::Tokens(mut tokens) => {
+                tokens.retain(|token| !token.is_empty());
+                if tokens.is_empty() {
+                    return (Answer::Taken, Vec::new());
+                }
+                Said::Tokens(tokens)
+            }
+            end => end,
+        };
         self.deadline = now + timing.silence_timeout;
         let effects = match said {
             Said::Tokens(tokens) => {
-                self.shown_bytes += tokens.iter().map(String::len).sum::<usize>();
+                let sizes = tokens.iter().map(|token| token.len() + BYTES_PER_TOKEN);
+                self.shown_bytes += sizes.sum::<usize>();
                 if self.shown_bytes > MAX_ANSWER_BYTES {
                     let error = format!(
                         "the worker's answer is longer than the {MAX_ANSWER_BYTES} bytes that are kept"
@@ -325,7 +338,6 @@ impl RequestState {
         }
         self.phase = Phase::Waiting;
         self.waits_because = error.to_owned();
-        self.waits_since = now;
         self.deadline = now + timing.queue_timeout;
         (Answer::Taken, vec![Effect::Free(worker), Effect::Enqueue])
     }
@@ -358,6 +370,26 @@ impl RequestState {
                 self.fail(error, Blame::Silence, vec![stop])
             }
             _ => self.fail_waiting(),
+        };
+        (Answer::Taken, effects)
+    }
+
+    fn platform_stops(&mut self) -> (Answer, Vec<Effect>) {
+        let error = "the platform is stopping".to_owned();
+        let blame = Blame::Stop;
+        let effects = match self.phase {
+            Phase::Waiting => {
+                self.phase = Phase::Failed;
+                let failure = Failure { error, blame };
+                vec![Effect::ShowFailed(failure), Effect::LeaveQueue]
+            }
+            Phase::Running(worker) => {
+                let stop = Effect::Stop(worker, self.attempt());
+                self.fail(error, blame, vec![stop])
+            }
+            Phase::Completed | Phase::Failed | Phase::Cancelled => {
+                return (Answer::Ignored, Vec::new());
+            }
         };
         (Answer::Taken, effects)
     }

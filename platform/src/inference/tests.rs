@@ -1,6 +1,7 @@
 //! Inference over real sockets, with workers and clients played by hand.
 
 mod loss;
+mod rights;
 
 use futures_util::StreamExt;
 use reqwest::Method;

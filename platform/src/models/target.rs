@@ -119,6 +119,9 @@ pub async fn named(state: &AppState, user: &CurrentUser, name: &str) -> Result<T
     if let Some(job) = job_of(name) {
         return of_job(state, user, job).await;
     }
+    if names_a_job(name) {
+        return Err(ApiError::not_found("job"));
+    }
     if is_hub_name(name) {
         Ok(Target {
             base_model: name.to_owned(),
@@ -133,6 +136,12 @@ pub async fn named(state: &AppState, user: &CurrentUser, name: &str) -> Result<T
 /// The job that a model's name means.
 pub fn job_of(name: &str) -> Option<JobId> {
     name.strip_prefix(JOB_PREFIX)?.parse().ok()
+}
+
+/// Whether the name is that of a job's model, be it with a number that no job can have.
+fn names_a_job(name: &str) -> bool {
+    name.strip_prefix(JOB_PREFIX)
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// The adapter of a job, on its base model.

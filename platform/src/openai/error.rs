@@ -92,7 +92,7 @@ impl From<ApiError> for OpenAiError {
 impl From<Failure> for OpenAiError {
     fn from(failure: Failure) -> Self {
         Self {
-            may_retry: false,
+            may_retry: failure.blame.may_pass(),
             ..ApiError::from(failure).into()
         }
     }

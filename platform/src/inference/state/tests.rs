@@ -4,7 +4,6 @@ use super::*;
 
 const TIMING: InferenceTiming = InferenceTiming {
     queue_timeout: Duration::from_secs(60),
-    absent_timeout: Duration::from_secs(10),
     silence_timeout: Duration::from_secs(600),
 };
 const A: WorkerId = WorkerId(1);
@@ -137,19 +136,19 @@ fn g092_a_cancelled_answer_stops_at_its_worker_and_nothing_more_is_shown() {
 }
 
 #[test]
-fn waiting_has_a_limit_that_is_shorter_when_nobody_is_there() {
+fn waiting_has_a_limit_and_ends_at_once_where_nobody_will_ever_come() {
     let not_placed = |prospect| Event::NotPlaced {
         reason: "all are busy".to_owned(),
         prospect,
     };
     let mut state = waiting();
-    state.apply(not_placed(Prospect::Busy), at(1), &TIMING);
-    assert_eq!(state.next_deadline(), Some(at(60)));
-    state.apply(not_placed(Prospect::Away), at(2), &TIMING);
-    assert_eq!(state.next_deadline(), Some(at(10)));
-    let (answer, _) = state.apply(Event::DeadlinePassed, at(9), &TIMING);
+    for second in [1, 20] {
+        state.apply(not_placed(Prospect::Later), at(second), &TIMING);
+        assert_eq!(state.next_deadline(), Some(at(60)));
+    }
+    let (answer, _) = state.apply(Event::DeadlinePassed, at(59), &TIMING);
     assert_eq!(answer, Answer::Ignored);
-    let (_, effects) = state.apply(Event::DeadlinePassed, at(10), &TIMING);
+    let (_, effects) = state.apply(Event::DeadlinePassed, at(60), &TIMING);
     let failure = failed(&effects);
     assert_eq!(failure.blame, Blame::NoWorker);
     assert!(failure.error.contains("all are busy"), "{}", failure.error);
@@ -191,10 +190,54 @@ fn a_refusal_of_the_request_itself_is_the_request_s() {
 fn an_endless_answer_ends() {
     let mut state = running();
     let piece = "x".repeat(1 << 20);
-    for _ in 0..4 {
-        state.apply(says(A, 1, tokens(&piece)), at(2), &TIMING);
+    for _ in 0..3 {
+        let (_, effects) = state.apply(says(A, 1, tokens(&piece)), at(2), &TIMING);
+        assert_eq!(effects, [Effect::Show(vec![piece.clone()])]);
     }
-    let (_, effects) = state.apply(says(A, 1, tokens("x")), at(2), &TIMING);
+    let (_, effects) = state.apply(says(A, 1, tokens(&piece)), at(2), &TIMING);
     assert_eq!(failed(&effects).blame, Blame::Worker);
     assert_eq!(effects[1], Effect::Stop(A, 1));
+}
+
+#[test]
+fn many_short_tokens_reach_the_limit_by_what_is_kept_of_each() {
+    let mut state = running();
+    let letters = || {
+        Said::Tokens(vec![
+            "x".to_owned();
+            MAX_ANSWER_BYTES / (2 + BYTES_PER_TOKEN)
+        ])
+    };
+    let (_, effects) = state.apply(says(A, 1, letters()), at(2), &TIMING);
+    assert!(matches!(effects[..], [Effect::Show(_)]));
+    let (_, effects) = state.apply(says(A, 1, letters()), at(2), &TIMING);
+    assert_eq!(failed(&effects).blame, Blame::Worker);
+}
+
+#[test]
+fn empty_tokens_are_not_kept_and_nothing_but_them_is_silence() {
+    let mut state = running();
+    let before = state.clone();
+    let empty = || Said::Tokens(vec![String::new(); 200_000]);
+    let (answer, effects) = state.apply(says(A, 1, empty()), at(300), &TIMING);
+    assert_eq!((answer, effects), (Answer::Taken, Vec::new()));
+    assert_eq!(state, before);
+    let mixed = Said::Tokens(vec![String::new(), "a".to_owned(), String::new()]);
+    let (_, effects) = state.apply(says(A, 1, mixed), at(300), &TIMING);
+    assert_eq!(effects, [Effect::Show(vec!["a".to_owned()])]);
+    assert_eq!(state.next_deadline(), Some(at(900)));
+}
+
+#[test]
+fn a_platform_that_stops_ends_every_request_once() {
+    let mut state = waiting();
+    let (_, effects) = state.apply(Event::PlatformStops, at(1), &TIMING);
+    assert_eq!(failed(&effects).blame, Blame::Stop);
+    assert_eq!(effects[1..], [Effect::LeaveQueue]);
+    let mut state = running();
+    let (_, effects) = state.apply(Event::PlatformStops, at(2), &TIMING);
+    assert_eq!(failed(&effects).error, "the platform is stopping");
+    assert_eq!(effects[1..], [Effect::Stop(A, 1), Effect::Free(A)]);
+    let (answer, effects) = state.apply(Event::PlatformStops, at(3), &TIMING);
+    assert_eq!((answer, effects), (Answer::Ignored, Vec::new()));
 }

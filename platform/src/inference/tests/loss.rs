@@ -135,3 +135,35 @@ async fn a_restarted_platform_knows_nothing_of_earlier_requests_and_says_so() {
     worker.socket.send(message).await;
     assert_eq!(worker.socket.receive("error").await["code"], "wrong_worker");
 }
+
+#[actix_web::test]
+async fn a_platform_that_stops_ends_open_answers_and_says_why() {
+    let platform = Platform::start(QUIET).await;
+    let admin = platform.admin().await;
+    let mut worker = TestWorker::enrol(&admin).await;
+    worker.register_as("both").await;
+    admin.wait_for_worker(worker.id, "idle").await;
+    let body = ask(json!({"stream": true}));
+    let request = admin.request(Method::POST, "/api/inference").json(&body);
+    let (own, first) = tokio::join!(request.send(), worker.take_inference());
+    let request = admin
+        .request(Method::POST, "/v1/chat/completions")
+        .json(&body);
+    let (openai, second) = tokio::join!(request.send(), worker.take_inference());
+    let ids = [first, second];
+    let stopping = platform.stop();
+    let reading = async { (own.unwrap().text().await, openai.unwrap().text().await) };
+    let stopped = worker.socket.receive("stop_inference");
+    let (_, (own, openai), stopped) = tokio::join!(stopping, reading, stopped);
+    assert!(
+        ids.iter().any(|id| stopped["inference_id"] == id.as_str()),
+        "{ids:?}: {stopped}"
+    );
+    let own = events(&own.unwrap());
+    let (name, end) = own.last().unwrap();
+    assert_eq!(name, "inference_failed");
+    assert_eq!(end["data"]["error"], "the platform is stopping");
+    let openai = events(&openai.unwrap());
+    let (_, end) = openai.last().unwrap();
+    assert_eq!(end["error"]["message"], "the platform is stopping");
+}
