@@ -40,7 +40,7 @@ pub enum Evaluated {
 }
 
 /// Measures a model, with an adapter where one is given, on `examples`: at most `batch_size` rows at once.
-/// `is_stopped` is asked before every batch; `on_progress` is told how many rows are done.
+/// `is_stopped` is asked before every batch and before every layer of the model; `on_progress` is told how many rows are done.
 ///
 /// # Errors
 /// An adapter that does not fit the model, [`EngineError::InvalidData`] without any row,
@@ -50,7 +50,7 @@ pub fn evaluate(
     adapter: Option<&Adapter>,
     examples: &Examples,
     batch_size: usize,
-    is_stopped: &dyn Fn() -> bool,
+    is_stopped: &(dyn Fn() -> bool + Sync),
     on_progress: &mut dyn FnMut(usize),
 ) -> Result<Evaluated, EngineError> {
     let none = Adapter::empty(model.config());
@@ -62,7 +62,10 @@ pub fn evaluate(
             return Ok(Evaluated::Stopped);
         }
         let end = batch_end(examples, row, batch_size);
-        for score in model.score(&aligned(examples, row..end))? {
+        let Some(scores) = model.score(&aligned(examples, row..end), is_stopped)? else {
+            return Ok(Evaluated::Stopped);
+        };
+        for score in scores {
             sums.loss += score;
             sums.likeliest += u64::from(score.is_likeliest);
         }
@@ -123,6 +126,8 @@ fn aligned(examples: &Examples, rows: std::ops::Range<usize>) -> Batch {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::data::Example;
     use crate::golden;
@@ -219,18 +224,37 @@ mod tests {
     #[test]
     fn it_can_be_stopped_between_batches_and_wants_rows() {
         let examples = examples(&[3, 7, 40]);
-        let done = std::cell::Cell::new(0);
+        let done = AtomicUsize::new(0);
         let stopped = evaluate(
             model(),
             None,
             &examples,
             1,
-            &|| done.get() >= 2,
-            &mut |rows| done.set(rows),
+            &|| done.load(Ordering::Relaxed) >= 2,
+            &mut |rows| done.store(rows, Ordering::Relaxed),
         );
         assert_eq!(stopped.unwrap(), Evaluated::Stopped);
         let nothing = evaluate(model(), None, &Examples::new(), 1, &|| false, &mut |_| {});
         assert!(matches!(nothing, Err(EngineError::InvalidData(_))));
+    }
+
+    #[test]
+    fn it_can_be_stopped_before_every_layer_within_a_batch() {
+        let examples = examples(&[40]);
+        let asked_up_to = |stop_at: usize| {
+            let asked = AtomicUsize::new(0);
+            let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) + 1 == stop_at;
+            let evaluated = evaluate(model(), None, &examples, 1, &is_stopped, &mut |_| {
+                assert_eq!(stop_at, 0, "a stopped batch is not done");
+            });
+            (evaluated.unwrap(), asked.load(Ordering::Relaxed))
+        };
+        let (completed, asked) = asked_up_to(0);
+        assert!(matches!(completed, Evaluated::Completed(_)));
+        assert_eq!(asked, 1 + model().config().num_hidden_layers);
+        for stop_at in 1..=asked {
+            assert_eq!(asked_up_to(stop_at), (Evaluated::Stopped, stop_at));
+        }
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl TrainModel {
         };
         self.with_memory(batch, keep, |model, trainable, plan, mut memory| {
             let pass = prepare(model, batch, &mut memory, Some(dropout_seed));
-            layers_forward(pass, trainable, batch, &plan, &mut memory);
+            layers_forward(pass, trainable, batch, &plan, &mut memory, &|| false);
             let loss = loss_and_gradient(pass, trainable, batch, scale, &plan, &mut memory);
             for layer in (0..model.config().num_hidden_layers).rev() {
                 if plan.keep == Keep::Inputs {
@@ -145,21 +145,31 @@ impl TrainModel {
     /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
     pub fn evaluate(&mut self, batch: &Batch) -> Result<LossSum, EngineError> {
         let mut loss = LossSum::default();
-        self.score(batch)?.into_iter().for_each(|s| loss += s);
+        let scores = self.score(batch, &|| false)?;
+        scores.into_iter().flatten().for_each(|s| loss += s);
         Ok(loss)
     }
 
-    /// How well each labelled token of a batch is predicted, in order, without dropout.
+    /// How well each labelled token of a batch is predicted, in order, without dropout; none where it was
+    /// stopped. `stopped` is asked before every layer.
     ///
     /// # Errors
     /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`].
-    pub fn score(&mut self, batch: &Batch) -> Result<Vec<TokenScore>, EngineError> {
+    pub fn score(
+        &mut self,
+        batch: &Batch,
+        stopped: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Option<Vec<TokenScore>>, EngineError> {
         self.with_memory(
             batch,
             Keep::Nothing,
             |model, trainable, plan, mut memory| {
                 let pass = prepare(model, batch, &mut memory, None);
-                layers_forward(pass, trainable, batch, &plan, &mut memory);
+                if layers_forward(pass, trainable, batch, &plan, &mut memory, stopped)
+                    == Forward::Stopped
+                {
+                    return None;
+                }
                 let (x, shared) = memory.last(&plan);
                 rms_norm_forward(
                     &mut shared.n,
@@ -176,7 +186,7 @@ impl TrainModel {
                     shared.scratch,
                     |score| scores.push(score),
                 );
-                scores
+                Some(scores)
             },
         )
     }
@@ -191,7 +201,7 @@ impl TrainModel {
             Keep::Nothing,
             |model, trainable, plan, mut memory| {
                 let pass = prepare(model, batch, &mut memory, None);
-                layers_forward(pass, trainable, batch, &plan, &mut memory);
+                layers_forward(pass, trainable, batch, &plan, &mut memory, &|| false);
                 let (x, shared) = memory.last(&plan);
                 rms_norm_forward(
                     &mut shared.n,
@@ -267,6 +277,13 @@ pub(super) fn prepare<'p, 'm: 'p>(
     }
 }
 
+/// Whether a batch was run through all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Forward {
+    Done,
+    Stopped,
+}
+
 /// From token ids to the last layer's output.
 fn layers_forward(
     pass: Pass<'_>,
@@ -274,16 +291,21 @@ fn layers_forward(
     batch: &Batch,
     plan: &Plan<'_>,
     memory: &mut Memory<'_>,
-) {
+    stopped: &dyn Fn() -> bool,
+) -> Forward {
     embedding_forward(
         &mut memory.input(plan, 0),
         &batch.ids,
         &pass.model.embedding,
     );
     for layer in 0..pass.model.config().num_hidden_layers {
+        if stopped() {
+            return Forward::Stopped;
+        }
         let mut view = memory.layer(plan, layer);
         layer_forward(pass, trainable, layer, &mut view, None);
     }
+    Forward::Done
 }
 
 /// The loss, and its gradient by the last layer's output in `dx`.
