@@ -265,7 +265,7 @@ impl Fleet {
         };
         member.holds = None;
         member.first_answer_due = false;
-        member.reported = Some(if said_by_worker {
+        member.assume(if said_by_worker {
             WorkerStatus::Idle
         } else {
             WorkerStatus::Training

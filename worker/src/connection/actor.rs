@@ -276,8 +276,8 @@ impl Connection {
         let job_id = running.or_else(|| self.delivery.job_being_ended(&self.outbox));
         let mut doing = Doing {
             status: match job_id {
-                Some(_) => WorkerStatus::Training,
-                None => activity.status(),
+                Some(_) if !activity.shutting_down => WorkerStatus::Training,
+                _ => activity.status(),
             },
             job_id,
             inference_ids: activity.inferences,

@@ -150,7 +150,7 @@ impl Connection {
             // Several answers at once are normal.
             busy: matches!(
                 doing.status,
-                WorkerStatus::Training | WorkerStatus::Evaluating
+                WorkerStatus::Training | WorkerStatus::Evaluating | WorkerStatus::Draining
             ),
             current_job_id: doing.job_id,
             current_inference_ids: Some(doing.inference_ids),

@@ -38,12 +38,16 @@ pub struct Activity {
     pub inferences: Vec<InferenceId>,
     /// The evaluations that run or wait for their turn.
     pub evaluations: Vec<EvaluationId>,
+    /// Whether the worker ends, and takes nothing new.
+    pub shutting_down: bool,
 }
 
 impl Activity {
     /// The one word for it.
     pub fn status(&self) -> WorkerStatus {
-        if self.job.is_some() {
+        if self.shutting_down {
+            WorkerStatus::Draining
+        } else if self.job.is_some() {
             WorkerStatus::Training
         } else if !self.evaluations.is_empty() {
             WorkerStatus::Evaluating

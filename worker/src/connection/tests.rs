@@ -210,6 +210,45 @@ async fn a_registered_worker_beats_and_reports_its_load() {
 }
 
 #[actix_rt::test]
+async fn a_worker_that_shuts_down_says_so_before_the_end_of_its_job() {
+    let platform = FakePlatform::start().await;
+    let state = tempfile::tempdir().unwrap();
+    let mut config = config(&platform, state.path());
+    config.heartbeat_interval = Duration::from_secs(3600);
+    let worker = start(config);
+    let (mut session, _) = platform.registered().await;
+    worker
+        .reports
+        .change_activity(|activity| activity.job = Some(JOB));
+    session.beat_with_job(json!(123)).await;
+    worker
+        .reports
+        .change_activity(|activity| activity.shutting_down = true);
+    worker.reports.keep_or_send(job_completed(Vec::new()));
+    worker
+        .reports
+        .change_activity(|activity| activity.job = None);
+    let told = session
+        .receive_where("draining or the end", |message| {
+            (message["type"] == "heartbeat" && message["status"] == "draining")
+                || message["type"] == "job_completed"
+        })
+        .await;
+    assert_eq!(
+        (&told["status"], &told["current_job_id"]),
+        (&json!("draining"), &json!(123))
+    );
+    let end = session.receive("job_completed").await;
+    session.ack(&end).await;
+    session.send(json!({"type": "ping"})).await;
+    let pong = session.receive("pong").await;
+    assert_eq!(
+        (&pong["status"], &pong["busy"]),
+        (&json!("draining"), &json!(true))
+    );
+}
+
+#[actix_rt::test]
 async fn a_ping_is_answered_with_its_id_and_the_current_job() {
     let (platform, _state, worker) = started().await;
     let (mut session, _) = platform.registered().await;

@@ -290,6 +290,10 @@ impl Handler<FinishTasks> for Tasks {
 
     fn handle(&mut self, _: FinishTasks, _: &mut Self::Context) -> Self::Result {
         self.shutting_down = true;
+        // Before anything is stopped, so that no end of it makes this worker look free.
+        self.context
+            .reports
+            .change_activity(|activity| activity.shutting_down = true);
         if let Some(running) = &self.running {
             running.stop(StopReason::Shutdown);
         }

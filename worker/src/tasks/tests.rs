@@ -13,9 +13,9 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
-use trainyard_shared::FailureKind;
 use trainyard_shared::ids::JobId;
 use trainyard_shared::message::FromWorker;
+use trainyard_shared::{FailureKind, WorkerStatus};
 
 use super::transfers::test_server::{Reply, TestServer};
 use super::*;
@@ -157,6 +157,7 @@ async fn a_shutdown_fails_the_running_job_as_restarted_and_takes_no_other() {
         worker.failure((7, 1)).failure_kind,
         Some(FailureKind::WorkerRestarted)
     );
+    assert_eq!(worker.activity.get().status(), WorkerStatus::Draining);
     worker
         .give(start((8, 1), &server.url("/data"), |_| {}))
         .await;

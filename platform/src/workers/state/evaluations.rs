@@ -46,7 +46,7 @@ impl Fleet {
             return Vec::new();
         };
         member.evaluates = None;
-        member.reported = Some(if said_by_worker {
+        member.assume(if said_by_worker {
             WorkerStatus::Idle
         } else {
             WorkerStatus::Evaluating

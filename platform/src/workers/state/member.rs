@@ -72,7 +72,20 @@ impl Member {
             holds: self.holds,
             last_heard: seen.then_some(self.last_heard),
             available: self.available,
-            draining: self.draining,
+            draining: self.drains(),
+        }
+    }
+
+    /// Whether it is to be given nothing new: an administrator wants it so, or it shuts down itself.
+    fn drains(&self) -> bool {
+        self.draining || self.reported == Some(WorkerStatus::Draining)
+    }
+
+    /// What it is assumed to do once a piece of work has been taken from it, until it says so itself. That it
+    /// drains holds until it says otherwise or comes back.
+    pub(super) fn assume(&mut self, status: WorkerStatus) {
+        if self.reported != Some(WorkerStatus::Draining) {
+            self.reported = Some(status);
         }
     }
 
@@ -80,7 +93,7 @@ impl Member {
         if self.presence == Presence::Offline {
             return WorkerStatus::Offline;
         }
-        if self.draining {
+        if self.drains() {
             return WorkerStatus::Draining;
         }
         if self.holds.is_some() {
@@ -94,7 +107,7 @@ impl Member {
         }
         match (self.link, self.reported) {
             (Link::Authenticated(_), _) => WorkerStatus::Online,
-            (_, Some(WorkerStatus::Offline | WorkerStatus::Draining)) => WorkerStatus::Online,
+            (_, Some(WorkerStatus::Offline)) => WorkerStatus::Online,
             (_, Some(reported)) => reported,
             (_, None) => WorkerStatus::Idle,
         }

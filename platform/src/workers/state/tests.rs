@@ -312,6 +312,29 @@ fn a_draining_worker_ends_what_it_has_and_gets_nothing_new() {
 }
 
 #[test]
+fn a_worker_that_says_it_is_draining_gets_nothing_when_its_job_is_released() {
+    for said_by_worker in [true, false] {
+        let (mut fleet, generation) = training();
+        let leaving = says(ReportedBy::Heartbeat, WorkerStatus::Draining, Some(JOB));
+        fleet.reported(W, generation, leaving, at(1));
+        let effects = fleet.released(W, JOB, said_by_worker, at(2));
+        assert!(!effects.contains(&Effect::Available(W)));
+        assert!(!fleet.claim(W, JobId(4)));
+        let view = fleet.view(W).unwrap();
+        assert_eq!(
+            (view.status, view.draining),
+            (WorkerStatus::Draining, true),
+            "no chats either"
+        );
+        let (second, _) = fleet.authenticated(W, at(10));
+        fleet.registered(W, second, at(10));
+        let idle = says(ReportedBy::Heartbeat, WorkerStatus::Idle, None);
+        let effects = fleet.reported(W, second, idle, at(10));
+        assert!(effects.contains(&Effect::Available(W)));
+    }
+}
+
+#[test]
 fn a_worker_that_did_not_say_itself_that_it_is_done_is_asked_before_it_gets_more() {
     let (mut fleet, generation) = training();
     let effects = fleet.released(W, JOB, false, at(2));
