@@ -135,6 +135,9 @@ impl Connection {
                 parts.config.reconnect_delay,
                 parts.config.longest_reconnect_delay,
             ),
+            try_given_key: parts
+                .identity
+                .is_outdated_by(parts.config.worker_key.as_ref()),
             identity: parts.identity,
             key: parts.key,
             hardware: parts.hardware,
@@ -148,7 +151,6 @@ impl Connection {
             config: parts.config,
             generation: 0,
             link: None,
-            try_given_key: false,
             waiting: VecDeque::new(),
             delivery: Delivery::default(),
             error_answers: VecDeque::new(),
@@ -212,8 +214,9 @@ impl Connection {
         }));
     }
 
-    /// The stored key; the one from the settings before there is a stored one, and in turn with it
-    /// while it is refused (so that a new enrolment key lets a worker back in whose own key is void).
+    /// The stored key, or the one from the settings: before there is a stored one, first where it is a
+    /// worker's own key and another one (the owner has replaced it), and in turn with the stored one while
+    /// they are refused (so that a new enrolment key lets a worker back in whose own key is void).
     pub(super) fn key_to_show(&self) -> Secret {
         let stored = self.identity.identity().api_key.clone();
         let given = self.config.worker_key.clone();

@@ -13,6 +13,8 @@ use crate::files::{Access, write_atomically};
 
 /// Name of the file in the state directory.
 const FILE_NAME: &str = "identity.json";
+/// What a worker's own key begins with.
+const OWN_KEY: &str = "wkr_";
 
 /// Why the identity could not be read or kept.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +114,28 @@ impl IdentityFile {
             api_key: Some(issued.api_key),
             worker_id: Some(issued.worker_id),
             worker_name: Some(issued.worker_name),
+        };
+        self.store(&identity)?;
+        self.identity = identity;
+        Ok(())
+    }
+
+    /// Whether `given` is a worker's own key, and not the stored one.
+    pub fn is_outdated_by(&self, given: Option<&Secret>) -> bool {
+        given.is_some_and(|given| {
+            given.expose().starts_with(OWN_KEY) && self.identity.api_key.as_ref() != Some(given)
+        })
+    }
+
+    /// Keeps another key of the same worker, which its owner has given.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written; the old identity then still holds.
+    pub fn replace_key(&mut self, key: Secret) -> Result<(), IdentityError> {
+        let identity = Identity {
+            api_key: Some(key),
+            ..self.identity.clone()
         };
         self.store(&identity)?;
         self.identity = identity;

@@ -118,7 +118,7 @@ impl Connection {
         }
         link.state = LinkState::Registered;
         self.backoff.reset();
-        self.key.set(self.key_to_show());
+        self.keep_accepted_key();
         tracing::info!(platform.url = %self.config.platform, "connected");
         let hardware = self.hardware.clone();
         self.push(FromWorker::WorkerRegister(WorkerRegister {
@@ -131,13 +131,43 @@ impl Connection {
         self.deliver(ctx);
     }
 
+    /// The key that was shown holds: for transfers, and from now on, if it is another own key from the settings.
+    fn keep_accepted_key(&mut self) {
+        let key = self.key_to_show();
+        let given = self.config.worker_key.as_ref();
+        if self.try_given_key && self.identity.is_outdated_by(given) {
+            match self.identity.replace_key(key.clone()) {
+                Ok(()) => tracing::info!("the key in WORKER_KEY is stored"),
+                Err(error) => tracing::error!(%error, "the key in WORKER_KEY cannot be stored"),
+            }
+        }
+        self.key.set(key);
+    }
+
     fn refused(&mut self, reason: &str, ctx: &mut Context<Self>) {
-        tracing::error!(
-            reason,
-            "the platform refuses this worker's key; it is tried again all the same"
-        );
-        let both = self.identity.identity().api_key.is_some() && self.config.worker_key.is_some();
-        self.try_given_key = both && !self.try_given_key;
+        let stored = self.identity.identity().api_key.as_ref();
+        let given = self.config.worker_key.as_ref();
+        let both = stored.is_some() && given.is_some() && stored != given;
+        let key_of = |given| match given {
+            true => "WORKER_KEY",
+            false => "identity.json",
+        };
+        let shown = key_of(self.try_given_key || stored.is_none());
+        if both {
+            self.try_given_key = !self.try_given_key;
+            tracing::error!(
+                reason,
+                key = shown,
+                next = key_of(self.try_given_key),
+                "the platform refuses this worker's key; the other one is tried next"
+            );
+        } else {
+            tracing::error!(
+                reason,
+                key = shown,
+                "the platform refuses this worker's key; it is tried again all the same"
+            );
+        }
         // The platform closes by itself (4401).
         self.expect_close(NextTry::ByBackoff, ctx);
     }

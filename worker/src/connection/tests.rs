@@ -281,16 +281,52 @@ async fn g005_after_a_lost_connection_the_worker_registers_again() {
     session.receive("heartbeat").await;
 }
 
+/// An identity whose key is `wkr_old`.
+fn enrolled_before(state: &Path) {
+    let issued = serde_json::from_value(json!({
+        "worker_id": 42, "worker_name": "east-worker-3", "api_key": "wkr_old"}));
+    IdentityFile::open(state)
+        .unwrap()
+        .keep_key(issued.unwrap())
+        .unwrap();
+}
+
+#[actix_rt::test]
+async fn g024_another_own_key_in_the_settings_is_tried_first_and_kept_once_accepted() {
+    let platform = FakePlatform::start().await;
+    let state = tempfile::tempdir().unwrap();
+    enrolled_before(state.path());
+    let mut config = config(&platform, state.path());
+    config.worker_key = Some(Secret::from("wkr_new"));
+    let _worker = start(config);
+    let kept = || {
+        let identity = IdentityFile::open(state.path()).unwrap();
+        identity.identity().clone()
+    };
+    for key in ["wkr_new", "wkr_old"] {
+        let mut session = platform.session().await;
+        assert_eq!(session.receive("authenticate").await["api_key"], key);
+        session
+            .send(json!({"type": "auth_failed", "reason": "Invalid API key"}))
+            .await;
+        session.close(4401).await;
+        assert_eq!(kept().api_key, Some(Secret::from("wkr_old")));
+    }
+    let mut session = platform.session().await;
+    let hello = session.receive("authenticate").await;
+    assert_eq!(hello["api_key"], "wkr_new");
+    session.authenticated().await;
+    session.receive("worker_register").await;
+    assert_eq!(kept().api_key, Some(Secret::from("wkr_new")));
+    assert_eq!(kept().worker_name.as_deref(), Some("east-worker-3"));
+    assert_eq!(hello["worker_uuid"], kept().worker_uuid.to_string());
+}
+
 #[actix_rt::test]
 async fn a_refused_key_is_tried_again_in_turn_with_the_one_from_the_settings() {
     let platform = FakePlatform::start().await;
     let state = tempfile::tempdir().unwrap();
-    let issued = serde_json::from_value(json!({
-        "worker_id": 42, "worker_name": "east-worker-3", "api_key": "wkr_old"}));
-    IdentityFile::open(state.path())
-        .unwrap()
-        .keep_key(issued.unwrap())
-        .unwrap();
+    enrolled_before(state.path());
     let _worker = start(config(&platform, state.path()));
     for key in ["wkr_old", "enroll_first", "wkr_old"] {
         let mut session = platform.session().await;
