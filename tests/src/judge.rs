@@ -1,11 +1,15 @@
 //! Runs `trainyard conformance` and reads its report.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::process::{Process, binary};
+
+/// How long a judge may take. Many of them, with a platform each, share the machine.
+const REPORT_DEADLINE: Duration = Duration::from_secs(600);
 
 /// What the judge came to.
 #[derive(Debug)]
@@ -30,7 +34,7 @@ pub fn start(arguments: &[&str], environment: &[(&str, &str)]) -> Process {
 /// Waits for the judge's end and reads its report.
 pub async fn judged(mut process: Process) -> Judged {
     let report = process
-        .line("a report", |line| {
+        .line_within(REPORT_DEADLINE, "a report", |line| {
             let report: Value = serde_json::from_str(line).ok()?;
             report["rules"].is_array().then_some(report)
         })

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
@@ -74,6 +75,20 @@ impl Process {
     ///
     /// When the process ends without it or the deadline passes.
     pub async fn line<T>(&mut self, what: &str, pick: impl Fn(&str) -> Option<T>) -> T {
+        self.line_within(DEADLINE, what, pick).await
+    }
+
+    /// The same with another deadline, for what takes its time.
+    ///
+    /// # Panics
+    ///
+    /// As [`Process::line`].
+    pub async fn line_within<T>(
+        &mut self,
+        deadline: Duration,
+        what: &str,
+        pick: impl Fn(&str) -> Option<T>,
+    ) -> T {
         let wait = async {
             let mut from = 0;
             loop {
@@ -90,7 +105,7 @@ impl Process {
                 }
             }
         };
-        match tokio::time::timeout(DEADLINE, wait).await {
+        match tokio::time::timeout(deadline, wait).await {
             Ok(Some(found)) => found,
             Ok(None) => panic!("{} ended without {what}:\n{}", self.name, self.output()),
             Err(_) => panic!("{} did not print {what}:\n{}", self.name, self.output()),
