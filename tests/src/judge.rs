@@ -54,6 +54,18 @@ impl Judged {
             .collect()
     }
 
+    /// Panics unless every rule passes but for those that are expected to be skipped.
+    pub fn assert_conforms(&self, skipped: &[&str]) {
+        let skipped = skipped.iter().copied().collect();
+        assert_eq!(
+            (self.with_result("fail"), self.with_result("skip")),
+            (BTreeSet::new(), skipped),
+            "{}",
+            self.faults()
+        );
+        assert_eq!(self.exit_code, Some(0));
+    }
+
     /// The findings that are no pass, one a line, for the message of a failed test.
     pub fn faults(&self) -> String {
         self.rules()

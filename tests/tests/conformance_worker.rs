@@ -64,19 +64,7 @@ async fn our_worker_conforms_in_every_rule() {
     let (judge, url, key) = start_judge(&more).await;
     let _worker = Worker::start_towards(&url, &models, &key);
     let judged = judge::judged(judge).await;
-    assert_eq!(
-        judged.with_result("fail"),
-        BTreeSet::new(),
-        "{}",
-        judged.faults()
-    );
-    assert_eq!(
-        judged.with_result("skip"),
-        BTreeSet::new(),
-        "{}",
-        judged.faults()
-    );
-    assert_eq!(judged.exit_code, Some(0));
+    judged.assert_conforms(&[]);
 }
 
 #[tokio::test]
@@ -130,20 +118,7 @@ async fn expect_exactly(variants: &[(Fault, &[&str])], more: &[&str]) {
 #[tokio::test]
 async fn a_worker_written_from_the_source_document_conforms() {
     let judged = judge_faulty(Fault::None, &[]).await;
-    assert_eq!(
-        judged.with_result("fail"),
-        BTreeSet::new(),
-        "{}",
-        judged.faults()
-    );
-    let skipped = judged.with_result("skip");
-    assert_eq!(
-        skipped,
-        SLOW.iter().copied().collect(),
-        "{}",
-        judged.faults()
-    );
-    assert_eq!(judged.exit_code, Some(0));
+    judged.assert_conforms(SLOW);
 }
 
 #[tokio::test]

@@ -247,8 +247,7 @@ impl Fleet {
         }
     }
 
-    /// The job is not with the worker any more. If the worker did not say so itself, it is asked what it
-    /// does before it is given anything else.
+    /// The job is not with the worker any more.
     pub fn released(
         &mut self,
         worker: WorkerId,
@@ -265,18 +264,7 @@ impl Fleet {
         };
         member.holds = None;
         member.first_answer_due = false;
-        member.assume(if said_by_worker {
-            WorkerStatus::Idle
-        } else {
-            WorkerStatus::Training
-        });
-        let mut effects = Vec::new();
-        if matches!(member.link, Link::Registered(_)) && !said_by_worker {
-            effects.push(Effect::Ping(worker));
-        }
-        effects.extend(member.availability(worker, now));
-        effects.push(Effect::Show(worker));
-        effects
+        member.freed(worker, WorkerStatus::Training, said_by_worker, now)
     }
 
     /// The claim came to nothing: the job was not sent to the worker.

@@ -29,8 +29,7 @@ impl Fleet {
         }
     }
 
-    /// The evaluation is not with the worker any more. If the worker did not say so itself, it is asked what it
-    /// does before it is given anything else.
+    /// The evaluation is not with the worker any more.
     pub fn evaluation_released(
         &mut self,
         worker: WorkerId,
@@ -46,18 +45,7 @@ impl Fleet {
             return Vec::new();
         };
         member.evaluates = None;
-        member.assume(if said_by_worker {
-            WorkerStatus::Idle
-        } else {
-            WorkerStatus::Evaluating
-        });
-        let mut effects = Vec::new();
-        if matches!(member.link, Link::Registered(_)) && !said_by_worker {
-            effects.push(Effect::Ping(worker));
-        }
-        effects.extend(member.availability(worker, now));
-        effects.push(Effect::Show(worker));
-        effects
+        member.freed(worker, WorkerStatus::Evaluating, said_by_worker, now)
     }
 
     /// The worker says which evaluations it has.

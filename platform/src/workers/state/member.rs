@@ -89,6 +89,29 @@ impl Member {
         }
     }
 
+    /// A piece of work, at which it was `busy`, has been taken from it. If it did not say so itself, it is asked
+    /// what it does before it is given anything else.
+    pub(super) fn freed(
+        &mut self,
+        worker: WorkerId,
+        busy: WorkerStatus,
+        said_by_worker: bool,
+        now: Moment,
+    ) -> Vec<Effect> {
+        self.assume(if said_by_worker {
+            WorkerStatus::Idle
+        } else {
+            busy
+        });
+        let mut effects = Vec::new();
+        if matches!(self.link, Link::Registered(_)) && !said_by_worker {
+            effects.push(Effect::Ping(worker));
+        }
+        effects.extend(self.availability(worker, now));
+        effects.push(Effect::Show(worker));
+        effects
+    }
+
     pub(super) fn status(&self) -> WorkerStatus {
         if self.presence == Presence::Offline {
             return WorkerStatus::Offline;
