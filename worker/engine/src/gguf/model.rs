@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use super::blocks::BlockType;
 use super::config::{Metadata, model_config};
 use super::reader::{Structure, TensorInfo, Value, read_structure};
-use super::tokenizer::tokenizer;
+use super::tokenizer::tokenizer_json;
 use crate::EngineError;
 use crate::device::MappedFile;
+use crate::export::FloatType;
 use crate::model::ModelConfig;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// A base model in one GGUF file.
 #[derive(Debug)]
@@ -53,6 +55,16 @@ impl GgufModel {
     /// The shape of a weight by its Hugging Face name, if the file holds it.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         Some(&self.structure.tensors.get(&gguf_name(name)?)?.shape)
+    }
+
+    /// The type of a weight by its Hugging Face name, if the file holds it and it is not quantised.
+    pub fn float_type(&self, name: &str) -> Option<FloatType> {
+        match self.structure.tensors.get(&gguf_name(name)?)?.block_type {
+            BlockType::F32 => Some(FloatType::F32),
+            BlockType::F16 => Some(FloatType::F16),
+            BlockType::Bf16 => Some(FloatType::Bf16),
+            _ => None,
+        }
     }
 
     /// A weight by its Hugging Face name as `f32`, row-major, if the file holds it.
@@ -105,7 +117,21 @@ impl GgufModel {
     /// # Errors
     /// [`EngineError::InvalidModel`] where it is of a kind that cannot be expressed, by name.
     pub fn tokenizer(&self) -> Result<Tokenizer, EngineError> {
-        tokenizer(&self.structure, self.config.vocab_size).map_err(|message| {
+        let (json, special) = self.tokenizer_json()?;
+        Tokenizer::from_json(json.to_string().as_bytes(), special).map_err(|error| {
+            EngineError::InvalidModel {
+                path: self.path.clone(),
+                message: error.to_string(),
+            }
+        })
+    }
+
+    /// The tokenizer that the file holds as the content of a `tokenizer.json`, and its tokens with a role.
+    ///
+    /// # Errors
+    /// As [`GgufModel::tokenizer`].
+    pub fn tokenizer_json(&self) -> Result<(serde_json::Value, SpecialTokens), EngineError> {
+        tokenizer_json(&self.structure, self.config.vocab_size).map_err(|message| {
             EngineError::InvalidModel {
                 path: self.path.clone(),
                 message,

@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 
 use super::config::Metadata;
 use super::reader::Structure;
-use crate::tokenizer::{SpecialTokens, Tokenizer};
+use crate::tokenizer::SpecialTokens;
 
 /// A control token, in `tokenizer.ggml.token_type`.
 const CONTROL: i64 = 3;
@@ -18,8 +18,11 @@ fn llama3_pattern(digits: &str) -> String {
     )
 }
 
-/// Builds the tokenizer, or says what of it cannot be expressed.
-pub(super) fn tokenizer(structure: &Structure, vocabulary: usize) -> Result<Tokenizer, String> {
+/// Builds the content of a `tokenizer.json`, or says what of it cannot be expressed.
+pub(super) fn tokenizer_json(
+    structure: &Structure,
+    vocabulary: usize,
+) -> Result<(Json, SpecialTokens), String> {
     let metadata = Metadata(structure);
     let model = metadata.string("tokenizer.ggml.model")?;
     if model != "gpt2" {
@@ -77,7 +80,7 @@ pub(super) fn tokenizer(structure: &Structure, vocabulary: usize) -> Result<Toke
             "ignore_merges": pre.ignore_merges,
         },
     });
-    Tokenizer::from_json(json.to_string().as_bytes(), named).map_err(|error| error.to_string())
+    Ok((json, named))
 }
 
 fn added_tokens(metadata: &Metadata<'_>, tokens: &[String]) -> Result<Vec<Json>, String> {

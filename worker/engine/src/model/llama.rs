@@ -32,7 +32,7 @@ pub(super) struct Layer {
 
 /// One weight of a model, by its place in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Weight {
+pub(crate) enum Weight {
     Embedding,
     AttentionNorm(usize),
     MlpNorm(usize),
@@ -43,7 +43,7 @@ pub(super) enum Weight {
 
 impl Weight {
     /// All weights of a model; a tied output projection is none of its own.
-    pub(super) fn all(config: &ModelConfig) -> Vec<Weight> {
+    pub(crate) fn all(config: &ModelConfig) -> Vec<Weight> {
         let mut all = vec![Weight::Embedding];
         for layer in 0..config.num_hidden_layers {
             all.push(Weight::AttentionNorm(layer));
@@ -58,7 +58,7 @@ impl Weight {
     }
 
     /// Its Hugging Face name.
-    pub(super) fn name(self) -> String {
+    pub(crate) fn name(self) -> String {
         match self {
             Weight::Embedding => "model.embed_tokens.weight".to_owned(),
             Weight::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
@@ -74,7 +74,7 @@ impl Weight {
     }
 
     /// Its shape as stored: one dimension for norms, else `[out, in]`.
-    pub(super) fn shape(self, config: &ModelConfig) -> Vec<usize> {
+    pub(crate) fn shape(self, config: &ModelConfig) -> Vec<usize> {
         match self {
             Weight::Embedding | Weight::Head => vec![config.vocab_size, config.hidden_size],
             Weight::AttentionNorm(_) | Weight::MlpNorm(_) | Weight::Norm => {

@@ -19,5 +19,6 @@ pub use batch::{Batch, IGNORE, LossSum, TokenScore};
 pub use config::{ModelConfig, Projection, RopeScaling};
 pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
 pub use llama::Llama;
+pub(crate) use llama::Weight;
 pub use parameter::Parameter;
 pub use train::TrainModel;

@@ -8,6 +8,7 @@ use trainyard_shared::json;
 
 use super::safetensors_file::SafetensorsFile;
 use crate::EngineError;
+use crate::export::FloatType;
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -92,6 +93,11 @@ impl FolderWeights {
                 name: name.to_owned(),
             }),
         }
+    }
+
+    /// The type in which a tensor is stored, if it is one that is read.
+    pub fn float_type(&self, name: &str) -> Option<FloatType> {
+        self.shards[*self.places.get(name)?].float_type(name)
     }
 
     /// The files that hold the weights, in the order of their names.

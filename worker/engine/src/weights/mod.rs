@@ -2,6 +2,7 @@
 
 mod folder;
 mod hf_config;
+mod hf_files;
 mod safetensors_file;
 
 use std::path::{Path, PathBuf};

@@ -10,6 +10,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::EngineError;
 use crate::device::MappedFile;
+use crate::export::FloatType;
 
 /// A file of named tensors.
 #[derive(Debug)]
@@ -92,6 +93,16 @@ impl SafetensorsFile {
     /// A tensor's shape, if the file holds it.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// The type of a tensor's values, if the file holds it and the type is one that is read.
+    pub fn float_type(&self, name: &str) -> Option<FloatType> {
+        match self.tensors.get(name)?.dtype {
+            Dtype::F32 => Some(FloatType::F32),
+            Dtype::F16 => Some(FloatType::F16),
+            Dtype::BF16 => Some(FloatType::Bf16),
+            _ => None,
+        }
     }
 
     /// A tensor's values as `f32`, row-major.

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use super::EngineError;
-use super::adapter::AdapterConfig;
-use super::checkpoint::TrainerState;
-use super::data::DatasetReport;
+use crate::EngineError;
+use crate::adapter::AdapterConfig;
+use crate::checkpoint::TrainerState;
+use crate::data::DatasetReport;
 
 /// What a model card tells.
 #[derive(Debug)]
