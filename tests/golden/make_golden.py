@@ -92,10 +92,18 @@ def losses_and_gradients(model, data, path):
     return output
 
 
+def decay_groups(model):
+    """Weights in two groups, as transformers' Trainer makes them: norms and biases do not decay."""
+    decaying = set(transformers.Trainer.get_decay_parameter_names(None, model))
+    weights = trainable(model).items()
+    return [{"params": [weight for name, weight in weights if name in decaying]},
+            {"params": [weight for name, weight in weights if name not in decaying], "weight_decay": 0.0}]
+
+
 def train(model, data, steps, keep, path):
     """AdamW with clipping; writes the weights after each step of `keep` and returns what was logged."""
     weights = trainable(model)
-    optimizer = torch.optim.AdamW(list(weights.values()), **ADAMW)
+    optimizer = torch.optim.AdamW(decay_groups(model), **ADAMW)
     log = []
     for step in range(1, steps + 1):
         loss = model(**data).loss

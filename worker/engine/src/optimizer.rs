@@ -63,14 +63,14 @@ impl Optimizer {
         self.settings.learning_rate = learning_rate;
         let clip = clip_factor(norm, self.max_grad_norm) as f32;
         for (parameter, [m, v]) in parameters.iter_mut().zip(&mut self.moments) {
-            adamw_step(
-                parameter.value,
-                m,
-                v,
-                parameter.gradient,
-                clip,
-                &self.settings,
-            );
+            let settings = AdamW {
+                weight_decay: match decays(parameter.name) {
+                    true => self.settings.weight_decay,
+                    false => 0.0,
+                },
+                ..self.settings
+            };
+            adamw_step(parameter.value, m, v, parameter.gradient, clip, &settings);
         }
         norm
     }
@@ -110,6 +110,12 @@ impl Optimizer {
         self.settings.step = updates;
         Ok(())
     }
+}
+
+/// Whether weight decay acts on a parameter: on all but biases and the weights of norms, as in transformers.
+fn decays(name: &str) -> bool {
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    !(name.ends_with(".bias") || module.ends_with("norm"))
 }
 
 fn moment_names(parameter: &str) -> [String; 2] {
@@ -154,6 +160,26 @@ mod tests {
             values.iter().all(|value| (value - 0.9).abs() < 1e-4),
             "AdamW's first step is the rate: {values:?}"
         );
+    }
+
+    #[test]
+    fn biases_and_norms_do_not_decay() {
+        for name in [
+            "model.embed_tokens.weight",
+            "model.layers.0.self_attn.q_proj.weight",
+            "model.layers.0.self_attn.q_proj.lora_A",
+            "lm_head.weight",
+        ] {
+            assert!(decays(name), "{name}");
+        }
+        for name in [
+            "model.norm.weight",
+            "model.layers.0.input_layernorm.weight",
+            "model.layers.0.self_attn.q_norm.weight",
+            "model.layers.0.self_attn.q_proj.bias",
+        ] {
+            assert!(!decays(name), "{name}");
+        }
     }
 
     #[test]

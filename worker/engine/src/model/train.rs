@@ -8,7 +8,7 @@ use super::{
     forward::{Pass, layer_forward},
     llama::Weight,
     memory::{Keep, Memory, Plan},
-    trainable::{AdapterWeights, FullWeights, Trainable},
+    trainable::Trainable,
 };
 use crate::{
     EngineError,
@@ -37,7 +37,7 @@ impl TrainModel {
     /// # Errors
     /// What [`Adapter::validate`] says, and [`EngineError::OutOfMemory`].
     pub fn new(model: Arc<Llama>, adapter: &Adapter) -> Result<Self, EngineError> {
-        let trainable = Trainable::Adapter(AdapterWeights::new(model.config(), adapter)?);
+        let trainable = Trainable::new(&model, adapter, &[])?;
         Ok(Self::with(model, trainable))
     }
 
@@ -46,7 +46,8 @@ impl TrainModel {
     /// # Errors
     /// [`EngineError::OutOfMemory`].
     pub fn full(model: Llama) -> Result<Self, EngineError> {
-        let trainable = Trainable::Full(FullWeights::new(&model)?);
+        let (none, all) = (Adapter::empty(model.config()), Weight::all(model.config()));
+        let trainable = Trainable::new(&model, &none, &all)?;
         Ok(Self::with(Arc::new(model), trainable))
     }
 
@@ -69,30 +70,19 @@ impl TrainModel {
         &self.model
     }
 
-    /// The pairs as they are now; none in full training.
-    pub fn adapter(&self) -> Option<Adapter> {
-        match &self.trainable {
-            Trainable::Adapter(weights) => Some(weights.adapter()),
-            Trainable::Full(_) => None,
-        }
-    }
-
     /// What is trained, with its gradients, always in the same order.
     pub fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
-        if let Trainable::Full(weights) = &mut self.trainable {
-            weights.changed = true;
-        }
-        self.trainable.values_mut().parameters_mut()
+        self.trainable.parameters_mut()
     }
 
     /// How many values are trained.
     pub fn trainable_count(&self) -> u64 {
-        self.trainable.values().count()
+        self.trainable.count()
     }
 
     /// Sets all gradients to zero.
     pub fn zero_gradients(&mut self) {
-        self.trainable.values_mut().zero_gradients();
+        self.trainable.zero_gradients();
     }
 
     /// Runs a batch forward and backward, and adds the gradients of `scale * nll_sum`.
@@ -121,7 +111,7 @@ impl TrainModel {
                     let mut view = memory.layer(&plan, layer);
                     layer_forward(pass, trainable, layer, &mut view, None);
                 }
-                let wanted = match layer > 0 || trainable.is_full() {
+                let wanted = match layer > 0 || trainable.trains_weights() {
                     true => InputGradient::Wanted,
                     false => InputGradient::Unused,
                 };
@@ -235,14 +225,14 @@ impl TrainModel {
         work: impl FnOnce(&Llama, &mut Trainable, Plan<'_>, Memory<'_>) -> R + Send,
     ) -> Result<R, EngineError> {
         batch.validate(self.model.config())?;
-        if let Trainable::Full(weights) = &mut self.trainable {
+        if self.trainable.must_pack() {
             let model =
                 Arc::get_mut(&mut self.model).ok_or_else(|| EngineError::InvalidSetting {
                     field: "use_peft",
                     message: "the model is used elsewhere while all its weights are trained"
                         .to_owned(),
                 })?;
-            weights.pack_into(model);
+            self.trainable.pack_into(model);
         }
         let ranks = self.trainable.ranks().to_vec();
         let plan = Plan {
@@ -250,7 +240,7 @@ impl TrainModel {
             tokens: padded_tokens(batch.tokens()),
             ranks: &ranks,
             dropout: self.trainable.dropout(),
-            full: self.trainable.is_full(),
+            full: self.trainable.trains_weights(),
             keep,
         };
         self.memory.reserve(plan.len())?;

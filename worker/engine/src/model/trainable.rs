@@ -1,8 +1,8 @@
-//! What is trained: the pairs of an adapter, or all weights; their values, gradients and names.
+//! What is trained: pairs of an adapter, weights of the model itself, or both; values, gradients and names.
 
 use std::ops::Range;
 
-use super::{Adapter, Llama, LoraModule, ModelConfig, Parameter, Projection, llama::Weight};
+use super::{Adapter, Llama, ModelConfig, Parameter, Projection, llama::Weight};
 use crate::{
     EngineError,
     device::Buffer,
@@ -11,7 +11,7 @@ use crate::{
 
 /// Trained values with their gradients, in one order.
 #[derive(Debug)]
-pub(super) struct Values {
+struct Values {
     values: Buffer,
     gradients: Buffer,
     entries: Vec<Entry>,
@@ -24,14 +24,19 @@ struct Entry {
     range: Range<usize>,
 }
 
-/// The pairs of an adapter in training.
+/// What is trained: pairs beside projections, and weights of the model itself.
 #[derive(Debug)]
-pub(super) struct AdapterWeights {
-    pub(super) values: Values,
+pub(super) struct Trainable {
+    values: Values,
     /// Per layer and projection.
     slots: Vec<[Option<Slot>; 7]>,
+    /// Rank of each projection's pair in each layer, 0 for none.
     ranks: Vec<[usize; 7]>,
     dropout: f32,
+    /// Places of the model's own weights that are trained.
+    whole: Vec<(Weight, Range<usize>)>,
+    /// Whether those may have changed since the model was last packed.
+    changed: bool,
 }
 
 /// One pair's place: A, and B right behind it.
@@ -41,17 +46,6 @@ struct Slot {
     scale: f32,
     a: Range<usize>,
     b: Range<usize>,
-}
-
-/// All weights of a model in training.
-#[derive(Debug)]
-pub(super) struct FullWeights {
-    pub(super) values: Values,
-    places: Vec<(Weight, Range<usize>)>,
-    /// No pairs.
-    ranks: Vec<[usize; 7]>,
-    /// Whether values may have changed since the model was last packed.
-    pub(super) changed: bool,
 }
 
 impl Values {
@@ -64,7 +58,7 @@ impl Values {
         })
     }
 
-    pub(super) fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
+    fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
         let mut values = self.values.as_mut_slice();
         let mut gradients = self.gradients.as_mut_slice();
         let entries = self.entries.iter().map(|entry| Parameter {
@@ -79,56 +73,66 @@ impl Values {
         });
         entries.collect()
     }
-
-    pub(super) fn zero_gradients(&mut self) {
-        self.gradients.as_mut_slice().fill(0.0);
-    }
-
-    pub(super) fn count(&self) -> u64 {
-        self.values.as_slice().len() as u64
-    }
 }
 
-impl AdapterWeights {
-    pub(super) fn new(config: &ModelConfig, adapter: &Adapter) -> Result<Self, EngineError> {
+impl Trainable {
+    /// The pairs of an adapter and the weights `whole` of the model, in this order.
+    pub(super) fn new(
+        model: &Llama,
+        adapter: &Adapter,
+        whole: &[Weight],
+    ) -> Result<Self, EngineError> {
+        let mut trainable = Self::with_places(model.config(), adapter, whole)?;
+        let values = trainable.values.values.as_mut_slice();
+        for (weight, range) in &trainable.whole {
+            values[range.clone()].copy_from_slice(&model.get(*weight));
+        }
+        Ok(trainable)
+    }
+
+    /// The pairs of an adapter alone.
+    pub(super) fn pairs(config: &ModelConfig, adapter: &Adapter) -> Result<Self, EngineError> {
+        Self::with_places(config, adapter, &[])
+    }
+
+    /// With the adapter's values, and zeros for the model's weights.
+    fn with_places(
+        config: &ModelConfig,
+        adapter: &Adapter,
+        whole: &[Weight],
+    ) -> Result<Self, EngineError> {
         adapter.validate(config)?;
-        let mut entries = Vec::new();
+        let mut entries = Entries::default();
         let mut slots = vec![[const { None }; 7]; config.num_hidden_layers];
         let mut ranks = vec![[0; 7]; config.num_hidden_layers];
-        let mut end = 0;
         for layer in 0..config.num_hidden_layers {
             for projection in Projection::ALL {
                 let Some(module) = adapter.module(layer, projection) else {
                     continue;
                 };
                 let [output, input] = config.projection_shape(projection);
-                let mut entry = |matrix: &str, shape: [usize; 2]| {
-                    let range = end..end + shape[0] * shape[1];
-                    end = range.end;
-                    entries.push(Entry {
-                        name: format!("{}.{matrix}", projection.full_name(layer)),
-                        shape: shape.to_vec(),
-                        range: range.clone(),
-                    });
-                    range
-                };
+                let name = |matrix| format!("{}.{matrix}", projection.full_name(layer));
                 slots[layer][projection as usize] = Some(Slot {
                     rank: module.rank,
                     scale: module.scale,
-                    a: entry("lora_A", [module.rank, input]),
-                    b: entry("lora_B", [output, module.rank]),
+                    a: entries.add(name("lora_A"), vec![module.rank, input]),
+                    b: entries.add(name("lora_B"), vec![output, module.rank]),
                 });
                 ranks[layer][projection as usize] = module.rank;
             }
         }
-        let mut weights = Self {
-            values: Values::new(entries)?,
+        let place = |weight: &Weight| (*weight, entries.add(weight.name(), weight.shape(config)));
+        let whole: Vec<_> = whole.iter().map(place).collect();
+        let mut trainable = Self {
+            values: Values::new(entries.0)?,
             slots,
             ranks,
             dropout: adapter.dropout,
+            whole,
+            changed: false,
         };
-        let values = weights.values.values.as_mut_slice();
-        for (slots, modules) in weights.slots.iter().zip(&adapter.layers) {
+        let values = trainable.values.values.as_mut_slice();
+        for (slots, modules) in trainable.slots.iter().zip(&adapter.layers) {
             for (slot, module) in slots.iter().zip(modules) {
                 let (Some(slot), Some(module)) = (slot, module) else {
                     continue;
@@ -137,26 +141,49 @@ impl AdapterWeights {
                 values[slot.b.clone()].copy_from_slice(&module.b);
             }
         }
-        Ok(weights)
+        Ok(trainable)
     }
 
-    /// The pairs as they are now.
-    pub(super) fn adapter(&self) -> Adapter {
-        let values = self.values.values.as_slice();
-        let module = |slot: &Slot| LoraModule {
-            rank: slot.rank,
-            scale: slot.scale,
-            a: values[slot.a.clone()].to_vec(),
-            b: values[slot.b.clone()].to_vec(),
-        };
-        let layers = self
-            .slots
-            .iter()
-            .map(|slots| slots.each_ref().map(|s| s.as_ref().map(module)));
-        Adapter {
-            layers: layers.collect(),
-            dropout: self.dropout,
+    /// All values with their gradients; the model has to be packed again before its next pass.
+    pub(super) fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
+        self.changed = true;
+        self.values.parameters_mut()
+    }
+
+    pub(super) fn zero_gradients(&mut self) {
+        self.values.gradients.as_mut_slice().fill(0.0);
+    }
+
+    /// Number of trained values.
+    pub(super) fn count(&self) -> u64 {
+        self.values.values.as_slice().len() as u64
+    }
+
+    /// Whether weights of the model must be packed into it before its next pass.
+    pub(super) fn must_pack(&self) -> bool {
+        self.changed && self.trains_weights()
+    }
+
+    /// Packs the trained weights into the model.
+    pub(super) fn pack_into(&mut self, model: &mut Llama) {
+        self.changed = false;
+        for (weight, range) in &self.whole {
+            model.set(*weight, &self.values.values.as_slice()[range.clone()]);
         }
+    }
+
+    /// Rank of each projection's pair in each layer, 0 for none.
+    pub(super) fn ranks(&self) -> &[[usize; 7]] {
+        &self.ranks
+    }
+
+    pub(super) fn dropout(&self) -> bool {
+        self.dropout > 0.0
+    }
+
+    /// Whether weights of the model itself are trained.
+    pub(super) fn trains_weights(&self) -> bool {
+        !self.whole.is_empty()
     }
 
     /// What a pair drops; `seed` selects the masks of a training step.
@@ -172,6 +199,41 @@ impl AdapterWeights {
             key: seed ^ place.wrapping_mul(0xD1B5_4A32_D192_ED03),
         })
     }
+
+    /// The pair beside a projection; `dropout_seed` selects the masks of a training step.
+    pub(super) fn lora(
+        &self,
+        layer: usize,
+        projection: Projection,
+        dropout_seed: Option<u64>,
+    ) -> Option<Lora<'_>> {
+        let slot = self.slots[layer][projection as usize].as_ref()?;
+        let dropout = self.dropout_of(layer, projection, dropout_seed);
+        Some(slot.lora(self.values.values.as_slice(), dropout))
+    }
+
+    /// The pair beside a projection, with the gradients of its A and B.
+    pub(super) fn lora_mut(
+        &mut self,
+        layer: usize,
+        projection: Projection,
+        dropout_seed: Option<u64>,
+    ) -> Option<(Lora<'_>, &mut [f32], &mut [f32])> {
+        let dropout = self.dropout_of(layer, projection, dropout_seed);
+        let slot = self.slots[layer][projection as usize].as_ref()?;
+        let Values {
+            values, gradients, ..
+        } = &mut self.values;
+        let pair = &mut gradients.as_mut_slice()[slot.a.start..slot.b.end];
+        let (da, db) = pair.split_at_mut(slot.a.len());
+        Some((slot.lora(values.as_slice(), dropout), da, db))
+    }
+
+    /// The gradient of one of the model's weights, where it is trained.
+    pub(super) fn gradient(&mut self, weight: Weight) -> Option<&mut [f32]> {
+        let (_, range) = self.whole.iter().find(|(w, _)| *w == weight)?;
+        Some(&mut self.values.gradients.as_mut_slice()[range.clone()])
+    }
 }
 
 impl Slot {
@@ -186,124 +248,19 @@ impl Slot {
     }
 }
 
-impl FullWeights {
-    pub(super) fn new(model: &Llama) -> Result<Self, EngineError> {
-        let config = model.config();
-        let mut end = 0;
-        let mut entries = Vec::new();
-        let mut places = Vec::new();
-        for weight in Weight::all(config) {
-            let shape = weight.shape(config);
-            let range = end..end + shape.iter().product::<usize>();
-            end = range.end;
-            places.push((weight, range.clone()));
-            entries.push(Entry {
-                name: weight.name(),
-                shape,
-                range,
-            });
-        }
-        let mut values = Values::new(entries)?;
-        for (weight, range) in &places {
-            values.values.as_mut_slice()[range.clone()].copy_from_slice(&model.get(*weight));
-        }
-        Ok(Self {
-            values,
-            places,
-            ranks: vec![[0; 7]; config.num_hidden_layers],
-            changed: false,
-        })
-    }
+/// Values that get their places one behind the other.
+#[derive(Default)]
+struct Entries(Vec<Entry>);
 
-    /// Packs the values into the model, if they may have changed.
-    pub(super) fn pack_into(&mut self, model: &mut Llama) {
-        if std::mem::take(&mut self.changed) {
-            for (weight, range) in &self.places {
-                model.set(*weight, &self.values.values.as_slice()[range.clone()]);
-            }
-        }
-    }
-}
-
-/// Either of the two, as passes through the model see it.
-#[derive(Debug)]
-pub(super) enum Trainable {
-    Adapter(AdapterWeights),
-    Full(FullWeights),
-}
-
-impl Trainable {
-    pub(super) fn values(&self) -> &Values {
-        match self {
-            Trainable::Adapter(weights) => &weights.values,
-            Trainable::Full(weights) => &weights.values,
-        }
-    }
-
-    pub(super) fn values_mut(&mut self) -> &mut Values {
-        match self {
-            Trainable::Adapter(weights) => &mut weights.values,
-            Trainable::Full(weights) => &mut weights.values,
-        }
-    }
-
-    /// Rank of each projection's pair in each layer, 0 for none.
-    pub(super) fn ranks(&self) -> &[[usize; 7]] {
-        match self {
-            Trainable::Adapter(weights) => &weights.ranks,
-            Trainable::Full(weights) => &weights.ranks,
-        }
-    }
-
-    pub(super) fn dropout(&self) -> bool {
-        matches!(self, Trainable::Adapter(weights) if weights.dropout > 0.0)
-    }
-
-    pub(super) fn is_full(&self) -> bool {
-        matches!(self, Trainable::Full(_))
-    }
-
-    /// The pair beside a projection; `dropout_seed` selects the masks of a training step.
-    pub(super) fn lora(
-        &self,
-        layer: usize,
-        projection: Projection,
-        dropout_seed: Option<u64>,
-    ) -> Option<Lora<'_>> {
-        let Trainable::Adapter(weights) = self else {
-            return None;
-        };
-        let slot = weights.slots[layer][projection as usize].as_ref()?;
-        let dropout = weights.dropout_of(layer, projection, dropout_seed);
-        Some(slot.lora(weights.values.values.as_slice(), dropout))
-    }
-
-    /// The pair beside a projection, with the gradients of its A and B.
-    pub(super) fn lora_mut(
-        &mut self,
-        layer: usize,
-        projection: Projection,
-        dropout_seed: Option<u64>,
-    ) -> Option<(Lora<'_>, &mut [f32], &mut [f32])> {
-        let Trainable::Adapter(weights) = self else {
-            return None;
-        };
-        let dropout = weights.dropout_of(layer, projection, dropout_seed);
-        let slot = weights.slots[layer][projection as usize].as_ref()?;
-        let Values {
-            values, gradients, ..
-        } = &mut weights.values;
-        let pair = &mut gradients.as_mut_slice()[slot.a.start..slot.b.end];
-        let (da, db) = pair.split_at_mut(slot.a.len());
-        Some((slot.lora(values.as_slice(), dropout), da, db))
-    }
-
-    /// The gradient of one weight, where all are trained.
-    pub(super) fn gradient(&mut self, weight: Weight) -> Option<&mut [f32]> {
-        let Trainable::Full(weights) = self else {
-            return None;
-        };
-        let (_, range) = weights.places.iter().find(|(w, _)| *w == weight)?;
-        Some(&mut weights.values.gradients.as_mut_slice()[range.clone()])
+impl Entries {
+    fn add(&mut self, name: String, shape: Vec<usize>) -> Range<usize> {
+        let start = self.0.last().map_or(0, |entry| entry.range.end);
+        let range = start..start + shape.iter().product::<usize>();
+        self.0.push(Entry {
+            name,
+            shape,
+            range: range.clone(),
+        });
+        range
     }
 }

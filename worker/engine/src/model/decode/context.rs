@@ -5,10 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use super::super::{
-    Adapter, ModelConfig,
-    trainable::{AdapterWeights, Trainable},
-};
+use super::super::{Adapter, ModelConfig, trainable::Trainable};
 use crate::{
     EngineError,
     device::{Buffer, padded_tokens},
@@ -26,9 +23,8 @@ impl LoadedAdapter {
     /// # Errors
     /// What [`Adapter::validate`] says, and [`EngineError::OutOfMemory`].
     pub fn new(config: &ModelConfig, adapter: &Adapter) -> Result<Self, EngineError> {
-        let weights = AdapterWeights::new(config, adapter)?;
         Ok(Self {
-            pairs: Trainable::Adapter(weights),
+            pairs: Trainable::pairs(config, adapter)?,
         })
     }
 
@@ -42,7 +38,7 @@ impl LoadedAdapter {
 
     /// Bytes that it holds in memory.
     pub fn bytes(&self) -> u64 {
-        self.pairs.values().count() * size_of::<f32>() as u64
+        self.pairs.count() * size_of::<f32>() as u64
     }
 }
 
