@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use trainyard_engine::adapter::{self, AdapterConfig};
 use trainyard_engine::chat_template::ChatTemplate;
 use trainyard_engine::gguf::{GgufModel, read_structure};
-use trainyard_engine::model::{ModelConfig, RopeScaling};
+use trainyard_engine::model::{Architecture, ModelConfig, RopeScaling};
 use trainyard_engine::tokenizer::SpecialTokens;
 use trainyard_engine::weights::SafetensorsFile;
 use trainyard_shared::dataset::{Role, RowChecker, Turn, parse_row};
@@ -201,6 +201,7 @@ pub fn chat_template(input: &[u8]) {
 
 fn tiny_model() -> ModelConfig {
     ModelConfig {
+        architecture: Architecture::Llama,
         vocab_size: 32,
         hidden_size: 8,
         intermediate_size: 16,
@@ -213,6 +214,9 @@ fn tiny_model() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::Default,
         tie_word_embeddings: true,
+        biased: Vec::new(),
+        qk_norm: false,
+        sliding_window: None,
     }
 }
 

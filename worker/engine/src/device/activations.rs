@@ -54,6 +54,12 @@ impl<'a> Activations<'a> {
         self.data.len() / self.width
     }
 
+    /// The same values with every head of `dim` features by itself: block `i * heads + h` is head `h` of block `i`.
+    pub fn heads(self, dim: usize) -> Self {
+        assert_eq!(self.width % dim, 0, "heads of {dim} features");
+        Self { width: dim, ..self }
+    }
+
     /// All values.
     pub fn data(&self) -> &'a [f32] {
         self.data
@@ -104,6 +110,12 @@ impl<'a> ActivationsMut<'a> {
     /// All values.
     pub fn data(&mut self) -> &mut [f32] {
         self.data
+    }
+
+    /// As [`Activations::heads`].
+    pub fn heads(&mut self, dim: usize) -> ActivationsMut<'_> {
+        assert_eq!(self.width % dim, 0, "heads of {dim} features");
+        ActivationsMut::new(self.data, dim)
     }
 
     /// All values, for as long as the view was made for.

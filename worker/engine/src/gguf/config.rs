@@ -1,7 +1,7 @@
 //! A model's shape and constants from GGUF metadata.
 
 use super::reader::{Structure, Value};
-use crate::model::{ModelConfig, RopeScaling};
+use crate::model::{Architecture, ModelConfig, RopeScaling};
 
 /// Reads the shape of a `llama` model, or says what is wrong or not supported.
 pub(super) fn model_config(structure: &Structure) -> Result<ModelConfig, String> {
@@ -37,6 +37,7 @@ pub(super) fn model_config(structure: &Structure) -> Result<ModelConfig, String>
         .optional_float("llama.rope.freq_base")?
         .unwrap_or(10_000.0);
     Ok(ModelConfig {
+        architecture: Architecture::Llama,
         vocab_size: vocabulary,
         hidden_size,
         intermediate_size: metadata.count("llama.feed_forward_length")?,
@@ -54,6 +55,9 @@ pub(super) fn model_config(structure: &Structure) -> Result<ModelConfig, String>
         rope_theta,
         rope_scaling: metadata.rope_scaling()?,
         tie_word_embeddings: !structure.tensors.contains_key("output.weight"),
+        biased: Vec::new(),
+        qk_norm: false,
+        sliding_window: None,
     })
 }
 

@@ -11,6 +11,7 @@ use crate::{
     device::{Activations, ActivationsMut},
     ops::{
         attention::attention_backward,
+        bias::bias_backward,
         linear::{
             Branch, Start, linear_backward_input, linear_backward_weight, lora_backward_a,
             lora_backward_b,
@@ -84,7 +85,7 @@ impl LayerBackward<'_> {
         ];
         linear_backward_input(dn, Start::Zero, &branches, scratch);
         self.norm(
-            Weight::MlpNorm(self.layer),
+            (Weight::MlpNorm(self.layer), weight),
             dx,
             dn.view(),
             kept.mid.view(),
@@ -127,16 +128,24 @@ impl LayerBackward<'_> {
             (dq, dk, dv),
             outputs,
             (q, k, v),
-            self.pass.sequences,
+            self.pass.sequences(self.layer),
             heads,
             scratch,
         );
         rotary_backward(dq, self.pass.angles);
         rotary_backward(dk, self.pass.angles);
 
+        let LayerMemory {
+            q, k, raw_q, raw_k, ..
+        } = kept;
+        let weight = Weight::QueryNorm(self.layer);
+        let dq = self.head_norm(weight, q, dq.view(), raw_q.view(), kept.q_rstd);
+        let weight = Weight::KeyNorm(self.layer);
+        let dk = self.head_norm(weight, k, dk.view(), raw_k.view(), kept.k_rstd);
+        let dv = dv.view();
+
         let weight = &self.pass.model.layers[self.layer].attention_norm;
         rms_norm_again(n, kept.attention_rstd, x, weight);
-        let (dq, dk, dv) = (dq.view(), dk.view(), dv.view());
         for (projection, du, dy) in [
             (Q, &mut *du_q, dq),
             (K, &mut *du_k, dk),
@@ -155,7 +164,7 @@ impl LayerBackward<'_> {
         ];
         linear_backward_input(dn, Start::Zero, &branches, scratch);
         self.norm(
-            Weight::AttentionNorm(self.layer),
+            (Weight::AttentionNorm(self.layer), weight),
             dx,
             dn.view(),
             x,
@@ -189,7 +198,7 @@ impl LayerBackward<'_> {
         }
     }
 
-    /// The gradient of a pair's A, or of the full weight, from the layer's input `x`.
+    /// The gradient of a pair's A, or of the full weight and its bias, from the layer's input `x`.
     fn weights(
         &mut self,
         p: Projection,
@@ -208,6 +217,9 @@ impl LayerBackward<'_> {
         if let Some(dw) = self.trainable.gradient(Weight::Projection(self.layer, p)) {
             linear_backward_weight(dw, dy, x, scratch);
         }
+        if let Some(db) = self.trainable.gradient(Weight::Bias(self.layer, p)) {
+            bias_backward(db, dy);
+        }
     }
 
     /// A projection's part in the gradient of its input.
@@ -225,24 +237,49 @@ impl LayerBackward<'_> {
         }
     }
 
-    /// Adds to `dx` what came through a norm, and to the gradient of its weight.
+    /// Adds to `dx` what came through a norm, and to the gradient of its weight `w`.
     fn norm(
         &mut self,
-        weight: Weight,
+        (weight, w): (Weight, &[f32]),
         dx: &mut ActivationsMut<'_>,
         dn: Activations<'_>,
         x: Activations<'_>,
         rstd: &[f32],
     ) {
-        let layer = &self.pass.model.layers[self.layer];
-        let values = match weight {
-            Weight::MlpNorm(_) => &layer.mlp_norm,
-            _ => &layer.attention_norm,
-        };
         if let Some(dw) = self.trainable.gradient(weight) {
             rms_norm_backward_weight(dw, dn, x, rstd);
         }
-        rms_norm_backward(dx, dn, x, rstd, values);
+        rms_norm_backward(dx, dn, x, rstd, w);
+    }
+
+    /// From the gradient of normalised heads to that of the heads `x`, set in `dx`; `dy` as it is where heads have no
+    /// norm.
+    fn head_norm<'b>(
+        &mut self,
+        weight: Weight,
+        dx: &'b mut ActivationsMut<'_>,
+        dy: Activations<'b>,
+        x: Activations<'_>,
+        rstd: &[f32],
+    ) -> Activations<'b> {
+        let layer = &self.pass.model.layers[self.layer];
+        let norm = match weight {
+            Weight::QueryNorm(_) => &layer.query_norm,
+            _ => &layer.key_norm,
+        };
+        let Some(norm) = norm else {
+            return dy;
+        };
+        let dim = norm.len();
+        dx.data().fill(0.0);
+        self.norm(
+            (weight, norm),
+            &mut dx.heads(dim),
+            dy.heads(dim),
+            x.heads(dim),
+            rstd,
+        );
+        dx.view()
     }
 }
 

@@ -2,9 +2,13 @@
 
 use crate::EngineError;
 
-/// Shape and constants of a Llama-family model; names as in Hugging Face's `config.json`.
+/// Shape, constants and features of a Llama-family model; names as in Hugging Face's `config.json` where it has them.
+///
+/// What sets the architectures apart is here as data: nothing that computes asks for the architecture's name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
+    /// By what name the model is known.
+    pub architecture: Architecture,
     /// Number of tokens that the model knows.
     pub vocab_size: usize,
     /// Width of the residual stream.
@@ -29,10 +33,63 @@ pub struct ModelConfig {
     pub rope_scaling: RopeScaling,
     /// Whether the output projection is the embedding matrix itself.
     pub tie_word_embeddings: bool,
+    /// The projections that add a bias to their output.
+    pub biased: Vec<Projection>,
+    /// Whether every head's queries and keys are normalised (RMSNorm over the head) before they are turned.
+    pub qk_norm: bool,
+    /// The layers whose tokens see only the keys near them, if there are any.
+    pub sliding_window: Option<SlidingWindow>,
+}
+
+/// The names by which models of this family are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Architecture {
+    /// Llama, and what is computed as it is: SmolLM, TinyLlama, Yi, …
+    Llama,
+    /// Mistral: Llama with a sliding window.
+    Mistral,
+    /// Qwen2 and Qwen2.5: biases on queries, keys and values.
+    Qwen2,
+    /// Qwen3: normalised queries and keys.
+    Qwen3,
+}
+
+impl Architecture {
+    /// All of them.
+    pub const ALL: [Architecture; 4] = [Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// What stands under `architectures` in a `config.json`.
+    pub fn class_name(self) -> &'static str {
+        match self {
+            Self::Llama => "LlamaForCausalLM",
+            Self::Mistral => "MistralForCausalLM",
+            Self::Qwen2 => "Qwen2ForCausalLM",
+            Self::Qwen3 => "Qwen3ForCausalLM",
+        }
+    }
+
+    /// What stands under `model_type` in a `config.json`.
+    pub fn model_type(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// A window of keys that goes along with the tokens of some layers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlidingWindow {
+    /// How many keys a token sees at most: its own and those right before it.
+    pub tokens: usize,
+    /// By layer, whether it has the window; the others see everything before.
+    pub layers: Vec<bool>,
 }
 
 /// How rotary frequencies are stretched; fields as in Hugging Face's `rope_scaling` / `rope_parameters`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Frequencies as they are.
     Default,
@@ -52,6 +109,24 @@ pub enum RopeScaling {
         /// Context that the model was first trained for, in tokens.
         original_max_position_embeddings: usize,
     },
+    /// YaRN: low frequencies divided by `factor`, high ones kept, a ramp over the features between; cosines and
+    /// sines multiplied by `attention_factor`.
+    Yarn {
+        /// How much longer the context becomes.
+        factor: f64,
+        /// Context that the model was first trained for, in tokens.
+        original_max_position_embeddings: usize,
+        /// Frequencies that turn more often than this in the first context are kept.
+        beta_fast: f64,
+        /// Frequencies that turn less often than this in the first context are stretched in full.
+        beta_slow: f64,
+        /// Whether the ramp begins and ends at whole features.
+        truncate: bool,
+        /// What queries and keys are multiplied with.
+        attention_factor: f64,
+    },
+    /// Each frequency divided by a number of its own, as GGUF files of Llama 3 hold them.
+    Divisors(Vec<f32>),
 }
 
 /// The linear layers of a decoder layer, each of which may carry a LoRA adapter.
@@ -134,13 +209,30 @@ impl ModelConfig {
         self.num_key_value_heads * self.head_dim
     }
 
+    /// Whether a projection adds a bias.
+    pub fn is_biased(&self, projection: Projection) -> bool {
+        self.biased.contains(&projection)
+    }
+
+    /// How many keys a token sees at most in a layer; none where it sees everything before.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let window = self.sliding_window.as_ref()?;
+        window.layers[layer].then_some(window.tokens)
+    }
+
     /// Number of weights, tied ones counted once.
     pub fn parameter_count(&self) -> u64 {
         let projections: usize = Projection::ALL
             .iter()
             .map(|&p| self.projection_shape(p).iter().product::<usize>())
             .sum();
-        let layer = projections + 2 * self.hidden_size;
+        let biases: usize = self
+            .biased
+            .iter()
+            .map(|&p| self.projection_shape(p)[0])
+            .sum();
+        let head_norms = if self.qk_norm { 2 * self.head_dim } else { 0 };
+        let layer = projections + biases + head_norms + 2 * self.hidden_size;
         let embeddings = if self.tie_word_embeddings { 1 } else { 2 };
         let total = self.num_hidden_layers * layer
             + embeddings * self.vocab_size * self.hidden_size
@@ -178,6 +270,15 @@ impl ModelConfig {
             format!("an odd head_dim of {}", self.head_dim)
         } else if !(self.rope_theta.is_finite() && self.rope_theta > 0.0) {
             format!("a rope_theta of {}", self.rope_theta)
+        } else if let Some(window) = &self.sliding_window
+            && (window.tokens == 0 || window.layers.len() != self.num_hidden_layers)
+        {
+            format!(
+                "a sliding window of {} tokens over {} of {} layers",
+                window.tokens,
+                window.layers.len(),
+                self.num_hidden_layers
+            )
         } else if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps >= 0.0) {
             format!("an rms_norm_eps of {}", self.rms_norm_eps)
         } else {

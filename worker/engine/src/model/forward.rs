@@ -4,6 +4,8 @@
 //! mid = x + O attention(Q n, K n, V n)        with n = norm(x), rotary embedding on queries and keys
 //! out = mid + Down (silu(Gate m) * Up m)      with m = norm(mid)
 //! ```
+//! Where the model has them, projections add a bias, heads of queries and keys are normalised before they are turned,
+//! and the attention of some layers sees only a window of keys.
 
 use super::{
     Llama, Projection,
@@ -14,6 +16,7 @@ use crate::{
     device::{Activations, ActivationsMut, LANES},
     ops::{
         attention::{Sequences, attention_forward},
+        bias::bias_forward,
         linear::{Lora, Start, linear_forward},
         rms_norm::rms_norm_forward,
         rotary::{Angles, rotary_forward},
@@ -25,10 +28,23 @@ use crate::{
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
     pub model: &'a Llama,
-    pub sequences: Sequences<'a>,
+    /// What tokens see in layers without a sliding window.
+    pub everything: Sequences<'a>,
+    /// What tokens see in layers with one.
+    pub windowed: Option<Sequences<'a>>,
     pub angles: Angles<'a>,
     /// Selects the masks of LoRA's dropout; none outside training.
     pub dropout_seed: Option<u64>,
+}
+
+impl<'a> Pass<'a> {
+    /// What tokens see in a layer.
+    pub(super) fn sequences(&self, layer: usize) -> Sequences<'a> {
+        match (self.model.config().window(layer), self.windowed) {
+            (Some(_), Some(windowed)) => windowed,
+            _ => self.everything,
+        }
+    }
 }
 
 /// Keys and values of a sequence's earlier blocks in one layer; the pass writes its own behind them.
@@ -59,6 +75,10 @@ pub(super) fn layer_forward(
         attention_rstd,
         q,
         k,
+        raw_q,
+        raw_k,
+        q_rstd,
+        k_rstd,
         v,
         lse,
         o,
@@ -81,6 +101,9 @@ pub(super) fn layer_forward(
         with_inner(lora, u, |lora| {
             linear_forward(y, start, x, w, lora, shared.scratch)
         });
+        if let Some(bias) = &weights.biases[p as usize] {
+            bias_forward(y, bias);
+        }
     };
 
     rms_norm_forward(
@@ -90,8 +113,25 @@ pub(super) fn layer_forward(
         &weights.attention_norm,
         eps,
     );
-    linear(q, Start::Zero, shared.n.view(), Projection::Q, uq);
-    linear(k, Start::Zero, shared.n.view(), Projection::K, uk);
+    for (y, raw, rstd, norm, p, u) in [
+        (
+            &mut *q,
+            raw_q,
+            q_rstd,
+            &weights.query_norm,
+            Projection::Q,
+            uq,
+        ),
+        (&mut *k, raw_k, k_rstd, &weights.key_norm, Projection::K, uk),
+    ] {
+        let Some(norm) = norm else {
+            linear(y, Start::Zero, shared.n.view(), p, u);
+            continue;
+        };
+        linear(raw, Start::Zero, shared.n.view(), p, u);
+        let dim = norm.len();
+        rms_norm_forward(&mut y.heads(dim), rstd, raw.view().heads(dim), norm, eps);
+    }
     linear(v, Start::Zero, shared.n.view(), Projection::V, uv);
     rotary_forward(q, pass.angles);
     rotary_forward(k, pass.angles);
@@ -107,7 +147,7 @@ pub(super) fn layer_forward(
         o,
         lse,
         (q.view(), keys, values),
-        pass.sequences,
+        pass.sequences(layer),
         first_block,
         model.heads(),
     );

@@ -194,7 +194,7 @@ fn scaled_rotary_embeddings_match_transformers() {
     };
     for variant in VARIANTS {
         for (name, scaling) in [
-            ("llama3", llama3),
+            ("llama3", llama3.clone()),
             ("linear", RopeScaling::Linear { factor: 4.0 }),
         ] {
             let llama = with_rope(variant, scaling);

@@ -28,6 +28,12 @@ pub(super) struct Layer {
     pub mlp_norm: Vec<f32>,
     /// By `Projection as usize`.
     pub projections: [Panels; 7],
+    /// By `Projection as usize`; none where the projection has no bias.
+    pub biases: [Option<Vec<f32>>; 7],
+    /// The norm of every query head, where heads are normalised.
+    pub query_norm: Option<Vec<f32>>,
+    /// The norm of every key head, where heads are normalised.
+    pub key_norm: Option<Vec<f32>>,
 }
 
 /// One weight of a model, by its place in it.
@@ -37,6 +43,9 @@ pub(crate) enum Weight {
     AttentionNorm(usize),
     MlpNorm(usize),
     Projection(usize, Projection),
+    Bias(usize, Projection),
+    QueryNorm(usize),
+    KeyNorm(usize),
     Norm,
     Head,
 }
@@ -47,7 +56,13 @@ impl Weight {
         let mut all = vec![Weight::Embedding];
         for layer in 0..config.num_hidden_layers {
             all.push(Weight::AttentionNorm(layer));
-            all.extend(Projection::ALL.map(|p| Weight::Projection(layer, p)));
+            for p in Projection::ALL {
+                all.push(Weight::Projection(layer, p));
+                all.extend(config.is_biased(p).then_some(Weight::Bias(layer, p)));
+            }
+            if config.qk_norm {
+                all.extend([Weight::QueryNorm(layer), Weight::KeyNorm(layer)]);
+            }
             all.push(Weight::MlpNorm(layer));
         }
         all.push(Weight::Norm);
@@ -68,12 +83,15 @@ impl Weight {
             Weight::Projection(layer, projection) => {
                 format!("{}.weight", projection.full_name(layer))
             }
+            Weight::Bias(layer, projection) => format!("{}.bias", projection.full_name(layer)),
+            Weight::QueryNorm(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+            Weight::KeyNorm(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
             Weight::Norm => "model.norm.weight".to_owned(),
             Weight::Head => "lm_head.weight".to_owned(),
         }
     }
 
-    /// Its shape as stored: one dimension for norms, else `[out, in]`.
+    /// Its shape as stored: one dimension for norms and biases, else `[out, in]`.
     pub(crate) fn shape(self, config: &ModelConfig) -> Vec<usize> {
         match self {
             Weight::Embedding | Weight::Head => vec![config.vocab_size, config.hidden_size],
@@ -81,6 +99,8 @@ impl Weight {
                 vec![config.hidden_size]
             }
             Weight::Projection(_, projection) => config.projection_shape(projection).to_vec(),
+            Weight::Bias(_, projection) => vec![config.projection_shape(projection)[0]],
+            Weight::QueryNorm(_) | Weight::KeyNorm(_) => vec![config.head_dim],
         }
     }
 }
@@ -128,10 +148,18 @@ impl Llama {
                 projection(up)?,
                 projection(down)?,
             ];
+            let mut biases = [const { None }; 7];
+            for &p in &config.biased {
+                biases[p as usize] = Some(values(Weight::Bias(layer, p))?);
+            }
+            let mut head_norm = |weight| config.qk_norm.then(|| values(weight)).transpose();
             layers.push(Layer {
+                query_norm: head_norm(Weight::QueryNorm(layer))?,
+                key_norm: head_norm(Weight::KeyNorm(layer))?,
                 attention_norm: values(Weight::AttentionNorm(layer))?,
                 mlp_norm: values(Weight::MlpNorm(layer))?,
                 projections,
+                biases,
             });
         }
         let norm = values(Weight::Norm)?;
@@ -175,16 +203,22 @@ impl Llama {
 
     /// Replaces one weight by row-major values of its shape.
     pub(super) fn set(&mut self, weight: Weight, values: &[f32]) {
+        let set = |vector: Option<&mut Vec<f32>>| {
+            if let Some(vector) = vector {
+                vector.copy_from_slice(values);
+            }
+        };
         match weight {
             Weight::Embedding => self.embedding.repack(values),
-            Weight::AttentionNorm(layer) => {
-                self.layers[layer].attention_norm.copy_from_slice(values)
-            }
-            Weight::MlpNorm(layer) => self.layers[layer].mlp_norm.copy_from_slice(values),
+            Weight::AttentionNorm(layer) => set(Some(&mut self.layers[layer].attention_norm)),
+            Weight::MlpNorm(layer) => set(Some(&mut self.layers[layer].mlp_norm)),
             Weight::Projection(layer, p) => {
                 self.layers[layer].projections[p as usize].repack(values)
             }
-            Weight::Norm => self.norm.copy_from_slice(values),
+            Weight::Bias(layer, p) => set(self.layers[layer].biases[p as usize].as_mut()),
+            Weight::QueryNorm(layer) => set(self.layers[layer].query_norm.as_mut()),
+            Weight::KeyNorm(layer) => set(self.layers[layer].key_norm.as_mut()),
+            Weight::Norm => set(Some(&mut self.norm)),
             Weight::Head => {
                 if let Some(head) = &mut self.head {
                     head.repack(values);
@@ -195,12 +229,16 @@ impl Llama {
 
     /// One weight's values, row-major.
     pub(super) fn get(&self, weight: Weight) -> Vec<f32> {
+        let vector = |values: &Option<Vec<f32>>| values.clone().unwrap_or_default();
         let matrix = |panels: &Panels| (0..panels.rows()).flat_map(|row| panels.row(row)).collect();
         match weight {
             Weight::Embedding => matrix(&self.embedding),
             Weight::AttentionNorm(layer) => self.layers[layer].attention_norm.clone(),
             Weight::MlpNorm(layer) => self.layers[layer].mlp_norm.clone(),
             Weight::Projection(layer, p) => matrix(self.projection(layer, p)),
+            Weight::Bias(layer, p) => vector(&self.layers[layer].biases[p as usize]),
+            Weight::QueryNorm(layer) => vector(&self.layers[layer].query_norm),
+            Weight::KeyNorm(layer) => vector(&self.layers[layer].key_norm),
             Weight::Norm => self.norm.clone(),
             Weight::Head => matrix(self.head()),
         }

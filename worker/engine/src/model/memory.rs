@@ -60,6 +60,8 @@ pub(super) struct LayerView<'a, 'm> {
 pub(super) struct SharedMemory<'a> {
     /// First token that each token may attend to.
     pub starts: &'a mut [f32],
+    /// The same for layers with a sliding window; empty where there are none.
+    pub window_starts: &'a mut [f32],
     /// Cosines and sines.
     pub angles: &'a mut [f32],
     /// `1 / rms` of the final norm.
@@ -88,6 +90,14 @@ pub(super) struct LayerMemory<'a> {
     pub attention_rstd: &'a mut [f32],
     pub q: ActivationsMut<'a>,
     pub k: ActivationsMut<'a>,
+    /// Queries before their norm; empty where heads have none.
+    pub raw_q: ActivationsMut<'a>,
+    /// As `raw_q`.
+    pub raw_k: ActivationsMut<'a>,
+    /// `1 / rms` of each query head.
+    pub q_rstd: &'a mut [f32],
+    /// `1 / rms` of each key head.
+    pub k_rstd: &'a mut [f32],
     pub v: ActivationsMut<'a>,
     pub lse: &'a mut [f32],
     pub o: ActivationsMut<'a>,
@@ -117,6 +127,7 @@ impl<'a> Plan<'a> {
         let mut carver = Carver::new(rest);
         let [
             starts,
+            window_starts,
             angles,
             rstd,
             n,
@@ -137,6 +148,7 @@ impl<'a> Plan<'a> {
             kept,
             shared: SharedMemory {
                 starts,
+                window_starts,
                 angles,
                 rstd,
                 n: ActivationsMut::new(n, hidden),
@@ -181,15 +193,20 @@ impl<'a> Plan<'a> {
         layers.max().unwrap_or(0)
     }
 
-    fn layer_sizes(&self, ranks: &[usize; 7]) -> [usize; 17] {
+    fn layer_sizes(&self, ranks: &[usize; 7]) -> [usize; 21] {
         let c = self.config();
         let (wide, narrow) = (c.query_width(), c.key_value_width());
         let (inner, hidden) = (c.intermediate_size, c.hidden_size);
         let [q, k, v, o, gate, up, down] = *ranks;
+        let normed = |width: usize| if c.qk_norm { width } else { 0 };
         let kept = [
             1,
             wide,
             narrow,
+            normed(wide),
+            normed(narrow),
+            normed(c.num_attention_heads),
+            normed(c.num_key_value_heads),
             narrow,
             c.num_attention_heads,
             wide,
@@ -198,7 +215,7 @@ impl<'a> Plan<'a> {
             inner,
             inner,
         ];
-        let mut sizes = [0; 17];
+        let mut sizes = [0; 21];
         let widths = kept.into_iter().chain([q, k, v, o, gate, up, down]);
         sizes
             .iter_mut()
@@ -207,12 +224,13 @@ impl<'a> Plan<'a> {
         sizes
     }
 
-    fn shared_sizes(&self) -> [usize; 13] {
+    fn shared_sizes(&self) -> [usize; 14] {
         let c = self.config();
         let (wide, narrow, hidden) = (c.query_width(), c.key_value_width(), c.hidden_size);
         let backward = |width: usize| if self.keep == Keep::Nothing { 0 } else { width };
         let mut sizes = [
             1,
+            usize::from(c.sliding_window.is_some()),
             c.head_dim,
             1,
             hidden,
@@ -227,7 +245,7 @@ impl<'a> Plan<'a> {
             0,
         ]
         .map(|width| width * self.tokens);
-        sizes[12] = self.scratch_len();
+        sizes[13] = self.scratch_len();
         sizes
     }
 
@@ -324,6 +342,10 @@ impl Plan<'_> {
             attention_rstd,
             q,
             k,
+            raw_q,
+            raw_k,
+            q_rstd,
+            k_rstd,
             v,
             lse,
             o,
@@ -346,6 +368,10 @@ impl Plan<'_> {
             attention_rstd,
             q: ActivationsMut::new(q, wide),
             k: ActivationsMut::new(k, narrow),
+            raw_q: ActivationsMut::new(raw_q, wide),
+            raw_k: ActivationsMut::new(raw_k, narrow),
+            q_rstd,
+            k_rstd,
             v: ActivationsMut::new(v, narrow),
             lse,
             o: ActivationsMut::new(o, wide),

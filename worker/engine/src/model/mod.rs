@@ -16,7 +16,7 @@ mod trainable;
 
 pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum, TokenScore};
-pub use config::{ModelConfig, Projection, RopeScaling};
+pub use config::{Architecture, ModelConfig, Projection, RopeScaling, SlidingWindow};
 pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
 pub use llama::Llama;
 pub(crate) use llama::Weight;

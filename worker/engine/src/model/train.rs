@@ -258,10 +258,14 @@ pub(super) fn prepare<'p, 'm: 'p>(
     dropout_seed: Option<u64>,
 ) -> Pass<'p> {
     let starts = std::mem::take(&mut memory.shared.starts);
+    let window_starts = std::mem::take(&mut memory.shared.window_starts);
+    let seen = |starts, window| Sequences::new(starts, &batch.offsets, &batch.positions, window);
+    let window = model.config().sliding_window.as_ref();
     let angles = std::mem::take(&mut memory.shared.angles);
     Pass {
         model,
-        sequences: Sequences::new(starts, &batch.offsets),
+        everything: seen(starts, None),
+        windowed: window.map(|window| seen(window_starts, Some(window.tokens))),
         angles: model.rotary.angles(angles, &batch.positions),
         dropout_seed,
     }

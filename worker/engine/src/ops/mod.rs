@@ -6,6 +6,7 @@
 
 pub mod adamw;
 pub mod attention;
+pub mod bias;
 pub mod cross_entropy;
 pub mod dropout;
 pub mod embedding;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::model::{ModelConfig, RopeScaling};
+use crate::model::{Architecture, ModelConfig, RopeScaling};
 
 /// The architecture that is built.
 const ARCHITECTURE: &str = "LlamaForCausalLM";
@@ -51,6 +51,10 @@ pub(super) fn model_config(json: &Value) -> Result<ModelConfig, String> {
         .unwrap_or(2048);
     let (rope_theta, rope_scaling) = rope(&config, max_position_embeddings)?;
     Ok(ModelConfig {
+        architecture: Architecture::Llama,
+        biased: Vec::new(),
+        qk_norm: false,
+        sliding_window: None,
         vocab_size: config.count("vocab_size")?,
         hidden_size,
         intermediate_size: config.count("intermediate_size")?,

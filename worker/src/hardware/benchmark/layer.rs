@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::engine::EngineError;
 use crate::engine::model::{
-    Adapter, Batch, Llama, LoraModule, ModelConfig, Projection, RopeScaling, TrainModel,
+    Adapter, Architecture, Batch, Llama, LoraModule, ModelConfig, Projection, RopeScaling,
+    TrainModel,
 };
 use crate::hardware::{BYTES_PER_GB, Machine};
 
@@ -56,6 +57,7 @@ fn activations_bytes(sequences: u64) -> f64 {
 
 fn config() -> ModelConfig {
     ModelConfig {
+        architecture: Architecture::Llama,
         num_hidden_layers: 1,
         hidden_size: 576,
         intermediate_size: 1536,
@@ -68,6 +70,9 @@ fn config() -> ModelConfig {
         rope_theta: 10_000.0,
         rope_scaling: RopeScaling::Default,
         tie_word_embeddings: true,
+        biased: Vec::new(),
+        qk_norm: false,
+        sliding_window: None,
     }
 }
 

@@ -18,10 +18,11 @@ use crate::{
     EngineError,
     device::{Activations, Buffer, LANES, padded_tokens, run},
     ops::{
-        attention::attend_one,
+        attention::{attend_one, score_tokens},
+        bias::bias_rows,
         embedding::embedding_forward,
         linear::{FewTokens, linear_few_tokens},
-        rms_norm::rms_norm_one,
+        rms_norm::{rms_norm_in_place, rms_norm_one},
         rotary::rotary_one,
         swiglu::swiglu_one,
     },
@@ -201,6 +202,9 @@ impl Decoder {
         rms_norm_rows(n, x, &weights.attention_norm, eps);
         let qkv = [of.few(Q, q, next), of.few(K, k, next), of.few(V, v, next)];
         linear_few_tokens(qkv, n, scratch);
+        for (y, p) in [(&mut *q, Q), (k, K), (v, V)] {
+            of.add_bias(y, p);
+        }
         let (wide, narrow) = (
             model.config().query_width(),
             model.config().key_value_width(),
@@ -215,15 +219,19 @@ impl Decoder {
                 of.attend(context, (q, k, v), o, scores);
             });
         linear_few_tokens([of.few(O, out, next)], o, scratch);
+        of.add_bias(out, O);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
 
         rms_norm_rows(n, x, &weights.mlp_norm, eps);
         let inner = [of.few(Gate, gate, next), of.few(Up, up, next)];
         linear_few_tokens(inner, n, scratch);
+        of.add_bias(gate, Gate);
+        of.add_bias(up, Up);
         gate.par_chunks_mut(model.config().intermediate_size)
             .zip(up.par_chunks(model.config().intermediate_size))
             .for_each(|(gate, up)| swiglu_one(gate, up));
         linear_few_tokens([of.few(Down, out, next)], gate, scratch);
+        of.add_bias(out, Down);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
     }
 
@@ -291,6 +299,23 @@ impl LayerOf<'_> {
         }
     }
 
+    /// Adds a projection's bias to its outputs, if it has one.
+    fn add_bias(&self, y: &mut [f32], projection: Projection) {
+        if let Some(bias) = &self.model.layers[self.layer].biases[projection as usize] {
+            bias_rows(y, bias);
+        }
+    }
+
+    /// Normalises the heads of one token, if the model does that.
+    fn norm_heads(&self, heads: &mut [f32], norm: &Option<Vec<f32>>) {
+        if let Some(norm) = norm {
+            let eps = self.model.config().rms_norm_eps;
+            for head in heads.chunks_exact_mut(norm.len()) {
+                rms_norm_in_place(head, norm, eps);
+            }
+        }
+    }
+
     /// Attention of one sequence's new token, whose key and value join the context.
     fn attend(
         &self,
@@ -302,6 +327,9 @@ impl LayerOf<'_> {
         let (position, heads) = (context.len, self.model.heads());
         let Cached { keys, values } = &mut context.layers[self.layer];
         let (keys, values) = (keys.as_mut_slice(), values.as_mut_slice());
+        let layer = &self.model.layers[self.layer];
+        self.norm_heads(q, &layer.query_norm);
+        self.norm_heads(k, &layer.key_norm);
         rotary_one(q, &self.model.rotary, position as u32);
         rotary_one(k, &self.model.rotary, position as u32);
         write_token(keys, position, k);
@@ -310,8 +338,11 @@ impl LayerOf<'_> {
             Activations::new(keys, k.len()),
             Activations::new(values, v.len()),
         );
-        scores.resize(heads.queries * padded_tokens(position + 1), 0.0);
-        attend_one(o, q, cached, position + 1, heads, scores);
+        let len = position + 1;
+        let window = self.model.config().window(self.layer).unwrap_or(len);
+        let seen = len.saturating_sub(window)..len;
+        scores.resize(heads.queries * score_tokens(&seen), 0.0);
+        attend_one(o, q, cached, seen, heads, scores);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Causal grouped-query attention over packed sequences, without a matrix of all pairs of tokens.
 //!
-//! For a query t of head h, over the keys j of its own sequence up to t, with the key/value head of h's group:
+//! For a query t of head h, over the keys j of its own sequence up to t (the last `window` of them where there is a
+//! window), with the key/value head of h's group:
 //! ```text
 //! s[j] = q[t] . k[j] / sqrt(dim)      lse[t] = ln sum_j e^s[j]      p[j] = e^(s[j] - lse[t])
 //! o[t] = sum_j p[j] v[j]
@@ -12,7 +13,7 @@
 
 mod cpu;
 
-pub(crate) use cpu::attend_one;
+pub(crate) use cpu::{attend_one, score_tokens};
 
 use crate::device::{Activations, ActivationsMut, LANES, padded_tokens};
 
@@ -50,14 +51,25 @@ pub struct Sequences<'a> {
 const MAX_TOKENS: usize = 1 << 24;
 
 impl<'a> Sequences<'a> {
-    /// From sequence boundaries; `storage` holds one value per token in whole blocks.
-    pub fn new(storage: &'a mut [f32], offsets: &'a [usize]) -> Self {
+    /// From sequence boundaries; `storage` holds one value per token in whole blocks. `positions` tells each token's
+    /// place in its sequence, and with `window` a token sees no more than so many keys, its own among them.
+    pub fn new(
+        storage: &'a mut [f32],
+        offsets: &'a [usize],
+        positions: &[u32],
+        window: Option<usize>,
+    ) -> Self {
         let tokens = offsets.last().copied().unwrap_or(0);
         assert!(tokens <= MAX_TOKENS, "{tokens} tokens at once");
         let starts = &mut storage[..padded_tokens(tokens)];
         starts.fill(f32::INFINITY);
         for bounds in offsets.windows(2) {
-            starts[bounds[0]..bounds[1]].fill(bounds[0] as f32);
+            let tokens = starts[bounds[0]..bounds[1]].iter_mut();
+            for (start, &position) in tokens.zip(&positions[bounds[0]..bounds[1]]) {
+                let hidden =
+                    window.map_or(0, |window| (position as usize + 1).saturating_sub(window));
+                *start = (bounds[0] + hidden) as f32;
+            }
         }
         Self { starts, offsets }
     }
@@ -131,9 +143,21 @@ pub fn attention_scratch(blocks: usize, heads: Heads) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::test_values::{Checked, blocks, values};
+    use crate::ops::test_values::{Checked, assert_close, blocks, values};
 
-    fn reference(inputs: &[Vec<f64>], offsets: &[usize], heads: Heads) -> Vec<f64> {
+    fn positions(offsets: &[usize]) -> Vec<u32> {
+        offsets
+            .windows(2)
+            .flat_map(|w| 0..(w[1] - w[0]) as u32)
+            .collect()
+    }
+
+    fn reference(
+        inputs: &[Vec<f64>],
+        offsets: &[usize],
+        heads: Heads,
+        window: Option<usize>,
+    ) -> Vec<f64> {
         let Heads { queries, keys, dim } = heads;
         let row = |x: &[f64], width: usize, token: usize, head: usize| -> Vec<f64> {
             x[token * width + head * dim..][..dim].to_vec()
@@ -142,10 +166,13 @@ mod tests {
         let mut o = Vec::new();
         for bounds in offsets.windows(2) {
             for t in bounds[0]..bounds[1] {
+                let first = window.map_or(0, |window| (t + 1).saturating_sub(window));
+                let seen = first.max(bounds[0])..=t;
                 for head in 0..queries {
                     let q = row(&inputs[0], queries * dim, t, head);
                     let group = head / (queries / keys);
-                    let scores: Vec<f64> = (bounds[0]..=t)
+                    let scores: Vec<f64> = seen
+                        .clone()
                         .map(|j| {
                             (dot(&q, &row(&inputs[1], keys * dim, j, group)) / (dim as f64).sqrt())
                                 .exp()
@@ -153,7 +180,7 @@ mod tests {
                         .collect();
                     let sum: f64 = scores.iter().sum();
                     let mut out = vec![0.0; dim];
-                    for (j, score) in (bounds[0]..=t).zip(&scores) {
+                    for (j, score) in seen.clone().zip(&scores) {
                         for (out, v) in out.iter_mut().zip(row(&inputs[2], keys * dim, j, group)) {
                             *out += score / sum * v;
                         }
@@ -166,6 +193,10 @@ mod tests {
     }
 
     fn check(offsets: &[usize], heads: Heads) {
+        check_window(offsets, heads, None);
+    }
+
+    fn check_window(offsets: &[usize], heads: Heads, window: Option<usize>) {
         let tokens = offsets[offsets.len() - 1];
         let (wide, narrow) = (heads.queries * heads.dim, heads.keys * heads.dim);
         let scaled =
@@ -176,7 +207,7 @@ mod tests {
         let (qa, ka) = (Activations::new(&qb, wide), Activations::new(&kb, narrow));
         let (va, doa) = (Activations::new(&vb, narrow), Activations::new(&dob, wide));
         let mut starts = vec![f32::NAN; padded_tokens(tokens)];
-        let sequences = Sequences::new(&mut starts, offsets);
+        let sequences = Sequences::new(&mut starts, offsets, &positions(offsets), window);
         let mut o = vec![f32::NAN; qb.len()];
         let mut o = ActivationsMut::new(&mut o, wide);
         let mut lse = vec![f32::NAN; qa.blocks() * LANES * heads.queries];
@@ -203,7 +234,10 @@ mod tests {
         );
         let rows = [&dq, &dk, &dv].map(|g| g.view().to_rows(tokens));
         Checked::new(&o.view().to_rows(tokens), 2e-6)
-            .forward(|inputs| reference(inputs, offsets, heads), &[&q, &k, &v])
+            .forward(
+                |inputs| reference(inputs, offsets, heads, window),
+                &[&q, &k, &v],
+            )
             .gradients(&d_o, &[&rows[0], &rows[1], &rows[2]], 1e-5);
         for gradient in [dq.view(), dk.view(), dv.view(), o.view()] {
             for token in tokens..padded_tokens(tokens) {
@@ -252,7 +286,7 @@ mod tests {
         let lse = vec![2.0; tokens * heads.queries];
         let offsets = [0, 3, 9, 14, 25];
         let mut starts = vec![0.0; tokens];
-        let sequences = Sequences::new(&mut starts, &offsets);
+        let sequences = Sequences::new(&mut starts, &offsets, &positions(&offsets), None);
         let gradients = || {
             let mut gradients = [(); 3].map(|()| vec![f32::NAN; tokens * width]);
             let mut scratch = vec![f32::NAN; attention_scratch(q.blocks(), heads)];
@@ -290,5 +324,46 @@ mod tests {
                 dim: 40,
             },
         );
+    }
+
+    #[test]
+    fn a_window_hides_keys_behind_it_within_and_across_blocks() {
+        let heads = Heads {
+            queries: 2,
+            keys: 1,
+            dim: 6,
+        };
+        for window in [1, 7, 33, 70] {
+            check_window(&[0, 5, 110], heads, Some(window));
+        }
+    }
+
+    #[test]
+    fn one_token_sees_what_the_last_of_a_sequence_does() {
+        let heads = Heads {
+            queries: 4,
+            keys: 2,
+            dim: 10,
+        };
+        let (tokens, wide, narrow) = (100, 40, 20);
+        let (q, k, v) = (
+            values(1, wide),
+            values(2, tokens * narrow),
+            values(3, tokens * narrow),
+        );
+        let [kb, vb] = [&k, &v].map(|x| blocks(x, tokens));
+        let cached = (Activations::new(&kb, narrow), Activations::new(&vb, narrow));
+        let all_q: Vec<f32> = std::iter::repeat_n(0.0, (tokens - 1) * wide)
+            .chain(q.iter().copied())
+            .collect();
+        for window in [1, 3, 40, 99, 100] {
+            let seen = tokens - window..tokens;
+            let mut scores = vec![f32::NAN; heads.queries * score_tokens(&seen)];
+            let mut o = vec![f32::NAN; wide];
+            attend_one(&mut o, &q, cached, seen, heads, &mut scores);
+            let inputs = [&all_q, &k, &v].map(|x| x.iter().map(|x| f64::from(*x)).collect());
+            let all = reference(&inputs, &[0, tokens], heads, Some(window));
+            assert_close("o", &o, &all[(tokens - 1) * wide..], 2e-6);
+        }
     }
 }

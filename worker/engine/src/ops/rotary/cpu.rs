@@ -3,22 +3,22 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::{Angles, angle};
+use super::{Angles, Rotary};
 use crate::device::{ActivationsMut, LANES, math::dispatch};
 
-pub(super) fn angles(cos: &mut [f32], sin: &mut [f32], positions: &[u32], frequencies: &[f32]) {
-    let len = frequencies.len() * LANES;
+pub(super) fn angles(cos: &mut [f32], sin: &mut [f32], positions: &[u32], rotary: &Rotary) {
+    let len = rotary.frequencies.len() * LANES;
     let outputs = cos
         .par_chunks_exact_mut(len)
         .zip(sin.par_chunks_exact_mut(len));
     outputs
         .zip(positions.par_chunks(LANES))
         .for_each(|((cos, sin), positions)| {
-            for (i, frequency) in frequencies.iter().enumerate() {
+            for (i, frequency) in rotary.frequencies.iter().enumerate() {
                 for lane in 0..LANES {
                     let position = positions.get(lane).copied().unwrap_or(0);
                     let at = i * LANES + lane;
-                    (sin[at], cos[at]) = angle(position, *frequency);
+                    (sin[at], cos[at]) = rotary.turn_of(position, *frequency);
                 }
             }
         });

@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! angle = position * frequency[i]        for i < head_dim / 2, features i and i + head_dim / 2
-//! y[i]         = x[i] * cos(angle) - x[i + half] * sin(angle)
-//! y[i + half]  = x[i + half] * cos(angle) + x[i] * sin(angle)
+//! cos, sin     = factor * cos(angle), factor * sin(angle)      factor is 1 but for YaRN
+//! y[i]         = x[i] * cos - x[i + half] * sin
+//! y[i + half]  = x[i + half] * cos + x[i] * sin
 //! ```
 //! The gradient is the same turned back.
 
 mod cpu;
+mod frequencies;
+
+use frequencies::frequencies;
 
 use crate::{
     device::{ActivationsMut, LANES, padded_tokens},
@@ -18,6 +22,8 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Rotary {
     frequencies: Vec<f32>,
+    /// What cosines and sines are multiplied with.
+    factor: f32,
 }
 
 /// Cosines and sines for the tokens of one batch, `[tokens, head_dim / 2]` in the layout of activations.
@@ -30,15 +36,14 @@ pub struct Angles<'a> {
 impl Rotary {
     /// Frequencies by a model's configuration.
     pub fn new(config: &ModelConfig) -> Self {
-        let half = config.head_dim / 2;
-        let base = |i: usize| {
-            config
-                .rope_theta
-                .powf(-2.0 * i as f64 / config.head_dim as f64)
-        };
-        let frequencies = (0..half).map(|i| scaled(base(i), config.rope_scaling) as f32);
         Self {
-            frequencies: frequencies.collect(),
+            frequencies: frequencies(config),
+            factor: match config.rope_scaling {
+                RopeScaling::Yarn {
+                    attention_factor, ..
+                } => attention_factor as f32,
+                _ => 1.0,
+            },
         }
     }
 
@@ -56,29 +61,14 @@ impl Rotary {
     pub fn angles<'a>(&self, storage: &'a mut [f32], positions: &[u32]) -> Angles<'a> {
         let (cos, sin) = storage[..self.storage(positions.len())]
             .split_at_mut(self.storage(positions.len()) / 2);
-        cpu::angles(cos, sin, positions, &self.frequencies);
+        cpu::angles(cos, sin, positions, self);
         Angles { cos, sin }
     }
-}
 
-/// One frequency, stretched for longer contexts.
-fn scaled(frequency: f64, scaling: RopeScaling) -> f64 {
-    match scaling {
-        RopeScaling::Default => frequency,
-        RopeScaling::Linear { factor } => frequency / factor,
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        } => {
-            let original = original_max_position_embeddings as f64;
-            let turns = original * frequency / std::f64::consts::TAU;
-            // 0 at wavelengths to be stretched in full, 1 at those to be kept.
-            let kept =
-                ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-            frequency / factor * (1.0 - kept) + frequency * kept
-        }
+    /// Sine and cosine; the angle is rounded to f32 as in the reference, its sine and cosine are not.
+    fn turn_of(&self, position: u32, frequency: f32) -> (f32, f32) {
+        let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
+        (sin as f32 * self.factor, cos as f32 * self.factor)
     }
 }
 
@@ -91,7 +81,7 @@ pub fn rotary_forward(x: &mut ActivationsMut<'_>, angles: Angles<'_>) {
 pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
     let half = rotary.frequencies.len();
     for (i, frequency) in rotary.frequencies.iter().enumerate() {
-        let (sin, cos) = angle(position, *frequency);
+        let (sin, cos) = rotary.turn_of(position, *frequency);
         for head in x.chunks_exact_mut(2 * half) {
             (head[i], head[i + half]) = (
                 head[i] * cos - head[i + half] * sin,
@@ -99,12 +89,6 @@ pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
             );
         }
     }
-}
-
-/// Sine and cosine; the angle is rounded to f32 as in the reference, its sine and cosine are not.
-fn angle(position: u32, frequency: f32) -> (f32, f32) {
-    let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
-    (sin as f32, cos as f32)
 }
 
 /// Turns the gradient `dx` back in place.
@@ -128,12 +112,13 @@ impl Angles<'_> {
 mod tests {
     use super::*;
     use crate::{
-        model::ModelConfig,
+        model::Architecture,
         ops::test_values::{Checked, blocks, values},
     };
 
     fn config(rope_scaling: RopeScaling) -> ModelConfig {
         ModelConfig {
+            architecture: Architecture::Llama,
             vocab_size: 8,
             hidden_size: 8,
             intermediate_size: 8,
@@ -146,6 +131,9 @@ mod tests {
             rope_theta: 100.0,
             rope_scaling,
             tie_word_embeddings: true,
+            biased: Vec::new(),
+            qk_norm: false,
+            sliding_window: None,
         }
     }
 

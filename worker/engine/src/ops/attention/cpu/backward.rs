@@ -50,6 +50,7 @@ pub(in super::super) fn per_head<'a>(
             let key_head = heads.key_of(head);
             dispatch(Backward {
                 tokens: (sequences.offsets[sequence], sequences.offsets[sequence + 1]),
+                sequences,
                 q: Head::new(q, head, heads.dim),
                 d_o: Head::new(d_o, head, heads.dim),
                 o: Head::new(o, head, heads.dim),
@@ -124,6 +125,7 @@ pub(in super::super) fn sum_groups(
 /// One head of one sequence.
 struct Backward<'a> {
     tokens: (usize, usize),
+    sequences: Sequences<'a>,
     q: Head<'a>,
     d_o: Head<'a>,
     o: Head<'a>,
@@ -156,7 +158,8 @@ impl WithSimd for Backward<'_> {
             let starts = self.starts(block);
             let lse = &self.lse[(block * self.heads.queries + self.head) * LANES..][..LANES];
             dq.fill(0.0);
-            for keys in first..=block {
+            let first_key = starts.iter().copied().fold(f32::INFINITY, f32::min) as usize;
+            for keys in first_key / LANES..=block {
                 let mask = Mask {
                     starts: &starts,
                     queries: block,
@@ -182,13 +185,10 @@ impl Backward<'_> {
     /// First token that each lane of a block may see; none for lanes of other sequences.
     #[inline(always)]
     fn starts(&self, block: usize) -> [f32; LANES] {
+        let starts = self.sequences.block(block);
         std::array::from_fn(|lane| {
             let mine = (self.tokens.0..self.tokens.1).contains(&(block * LANES + lane));
-            if mine {
-                self.tokens.0 as f32
-            } else {
-                f32::INFINITY
-            }
+            if mine { starts[lane] } else { f32::INFINITY }
         })
     }
 

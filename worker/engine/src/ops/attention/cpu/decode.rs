@@ -1,5 +1,7 @@
 //! Attention of one new token over a cache of keys and values.
 
+use std::ops::Range;
+
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
@@ -9,23 +11,22 @@ use crate::device::{
     math::{dispatch, exp},
 };
 
-/// `o` `[queries * dim]` from the query `q` of the same width over the first `len` tokens of `k` and `v`.
+/// `o` `[queries * dim]` from the query `q` of the same width over the tokens `seen` of `k` and `v`.
 ///
-/// `scores` needs `queries` times the tokens of `len` in whole blocks.
+/// `scores` needs `queries` times [`score_tokens`] values. Blocks without a token that is seen are not read.
 pub(crate) fn attend_one(
     o: &mut [f32],
     q: &[f32],
     (k, v): (Activations<'_>, Activations<'_>),
-    len: usize,
+    seen: Range<usize>,
     heads: Heads,
     scores: &mut [f32],
 ) {
-    let blocks = len.div_ceil(LANES);
     let heads_data = o
         .par_chunks_exact_mut(heads.dim)
         .zip(q.par_chunks_exact(heads.dim));
     heads_data
-        .zip(scores.par_chunks_exact_mut(blocks * LANES))
+        .zip(scores.par_chunks_exact_mut(score_tokens(&seen)))
         .enumerate()
         .for_each(|(head, ((o, q), scores))| {
             let key_head = heads.key_of(head);
@@ -34,11 +35,16 @@ pub(crate) fn attend_one(
                 q,
                 k: Head::new(k, key_head, heads.dim),
                 v: Head::new(v, key_head, heads.dim),
-                len,
+                seen: seen.clone(),
                 scale: heads.scale(),
                 scores,
             });
         });
+}
+
+/// Scores of one head: the tokens `seen`, in whole blocks.
+pub(crate) fn score_tokens(seen: &Range<usize>) -> usize {
+    (seen.end.div_ceil(LANES) - seen.start / LANES) * LANES
 }
 
 struct AttendOne<'a> {
@@ -46,7 +52,7 @@ struct AttendOne<'a> {
     q: &'a [f32],
     k: Head<'a>,
     v: Head<'a>,
-    len: usize,
+    seen: Range<usize>,
     scale: f32,
     scores: &'a mut [f32],
 }
@@ -58,9 +64,10 @@ impl WithSimd for AttendOne<'_> {
     fn with_simd<S: Simd>(self, simd: S) {
         let zero = simd.splat_f32s(0.0);
         let scale = simd.splat_f32s(self.scale);
+        let first = self.seen.start / LANES;
         for (block, scores) in self.scores.chunks_exact_mut(LANES).enumerate() {
             let (scores, _) = S::as_mut_simd_f32s(scores);
-            let (keys, _) = S::as_simd_f32s(self.k.block(block));
+            let (keys, _) = S::as_simd_f32s(self.k.block(first + block));
             let registers = scores.len();
             for (register, score) in scores.iter_mut().enumerate() {
                 let products = self
@@ -73,17 +80,17 @@ impl WithSimd for AttendOne<'_> {
                 *score = simd.mul_f32s(dot, scale);
             }
         }
-        let maximum = self.scores[..self.len]
+        let seen = self.seen.start - first * LANES..self.seen.end - first * LANES;
+        let maximum = self.scores[seen.clone()]
             .iter()
             .copied()
             .fold(f32::NEG_INFINITY, f32::max);
         let mut sum = zero;
-        let tail = self.scores.len() - self.len;
         for score in S::as_mut_simd_f32s(self.scores).0 {
             *score = exp(simd, simd.sub_f32s(*score, simd.splat_f32s(maximum)));
         }
-        let len = self.scores.len();
-        self.scores[len - tail..].fill(0.0);
+        self.scores[..seen.start].fill(0.0);
+        self.scores[seen.end..].fill(0.0);
         for score in S::as_simd_f32s(self.scores).0 {
             sum = simd.add_f32s(sum, *score);
         }
@@ -91,7 +98,7 @@ impl WithSimd for AttendOne<'_> {
         for (feature, o) in self.o.iter_mut().enumerate() {
             let mut sum = zero;
             for (block, scores) in self.scores.chunks_exact(LANES).enumerate() {
-                let values = &self.v.block(block)[feature * LANES..][..LANES];
+                let values = &self.v.block(first + block)[feature * LANES..][..LANES];
                 let pairs = S::as_simd_f32s(values)
                     .0
                     .iter()
