@@ -7,7 +7,7 @@ use super::{ModelFiles, Source};
 use crate::EngineError;
 use crate::export::FloatType;
 use crate::gguf::GgufModel;
-use crate::model::{ModelConfig, RopeScaling};
+use crate::model::{Architecture, ModelConfig, Projection, RopeScaling};
 
 /// The files of tokenizer, chat template and generation, as far as a model has them.
 const BESIDE_WEIGHTS: &[&str] = &[
@@ -35,13 +35,13 @@ impl ModelFiles {
     /// The content of the model's `config.json`; of what would be one for a GGUF file.
     ///
     /// # Errors
-    /// What the GGUF file says of its tokenizer.
+    /// What the GGUF file says of its tokenizer; [`EngineError::Unsupported`] for what no config can say.
     pub fn config_json(&self) -> Result<Value, EngineError> {
         let model = match &self.source {
             Source::Folder { json, .. } => return Ok(json.clone()),
             Source::Gguf(model) => model,
         };
-        let mut config = config_json(&self.config);
+        let mut config = config_json(&self.config)?;
         config.extend(token_ids(model)?);
         Ok(Value::Object(config))
     }
@@ -120,8 +120,54 @@ fn token_ids(model: &GgufModel) -> Result<Map<String, Value>, EngineError> {
 }
 
 /// A config in the form that transformers reads since version 4.
-fn config_json(config: &ModelConfig) -> Map<String, Value> {
-    let scaling = match config.rope_scaling {
+///
+/// # Errors
+/// [`EngineError::Unsupported`] naming what no field of it can say.
+fn config_json(config: &ModelConfig) -> Result<Map<String, Value>, EngineError> {
+    let mut json = json!({
+        "architectures": [config.architecture.class_name()],
+        "model_type": config.architecture.model_type(),
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": shortest(config.rms_norm_eps),
+        "rope_theta": config.rope_theta,
+        "rope_scaling": rope_scaling_json(&config.rope_scaling)?,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    });
+    let window = config.sliding_window.as_ref();
+    match config.architecture {
+        Architecture::Llama => {
+            json["attention_bias"] = json!(config.is_biased(Projection::Q));
+            json["mlp_bias"] = json!(config.is_biased(Projection::Gate));
+        }
+        Architecture::Mistral => json["sliding_window"] = json!(window.map(|w| w.tokens)),
+        Architecture::Qwen2 | Architecture::Qwen3 => {
+            json["use_sliding_window"] = json!(window.is_some());
+            if let Some(window) = window {
+                let kinds = window.layers.iter().map(|&windowed| match windowed {
+                    true => "sliding_attention",
+                    false => "full_attention",
+                });
+                json["sliding_window"] = json!(window.tokens);
+                json["layer_types"] = kinds.collect();
+            }
+        }
+    }
+    match json {
+        Value::Object(fields) => Ok(fields),
+        _ => Ok(Map::new()),
+    }
+}
+
+fn rope_scaling_json(scaling: &RopeScaling) -> Result<Value, EngineError> {
+    Ok(match scaling {
         RopeScaling::Default => Value::Null,
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         RopeScaling::Llama3 {
@@ -136,28 +182,27 @@ fn config_json(config: &ModelConfig) -> Map<String, Value> {
             "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_max_position_embeddings,
         }),
-    };
-    let json = json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": shortest(config.rms_norm_eps),
-        "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
-        "tie_word_embeddings": config.tie_word_embeddings,
-    });
-    match json {
-        Value::Object(fields) => fields,
-        _ => Map::new(),
-    }
+        RopeScaling::Yarn {
+            factor,
+            original_max_position_embeddings,
+            beta_fast,
+            beta_slow,
+            truncate,
+            attention_factor,
+        } => json!({
+            "rope_type": "yarn",
+            "factor": factor,
+            "original_max_position_embeddings": original_max_position_embeddings,
+            "beta_fast": beta_fast,
+            "beta_slow": beta_slow,
+            "truncate": truncate,
+            "attention_factor": attention_factor,
+        }),
+        RopeScaling::Divisors(_) => {
+            let message = "a config.json of rotary divisors given one by one";
+            return Err(EngineError::Unsupported(message.to_owned()));
+        }
+    })
 }
 
 /// The shortest decimal that is this `f32`.
