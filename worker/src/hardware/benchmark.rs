@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use trainyard_shared::message::Benchmark;
 
 use super::Machine;
-use crate::engine::device::{Activations, ActivationsMut, LANES, Panels, run};
+use crate::engine::device::{Activations, ActivationsMut, LANES, WeightMatrix, run};
 use crate::engine::ops::linear::{Start, linear_forward};
 use crate::files::{Access, write_atomically};
 
@@ -112,7 +112,7 @@ fn tflops(budget: Duration) -> f64 {
     const TOKENS: usize = 512;
     const WIDTH: usize = 1536;
     const OPERATIONS: f64 = 2.0 * (TOKENS * WIDTH * WIDTH) as f64;
-    let Ok(weights) = Panels::pack(&vec![0.01; WIDTH * WIDTH], WIDTH, WIDTH) else {
+    let Ok(weights) = WeightMatrix::from_f32(&vec![0.01; WIDTH * WIDTH], WIDTH, WIDTH) else {
         return 0.0;
     };
     let values = TOKENS.next_multiple_of(LANES) * WIDTH;

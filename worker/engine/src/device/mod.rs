@@ -13,6 +13,7 @@ pub(crate) mod product;
 mod shared;
 mod threads;
 pub(crate) mod tile;
+pub(crate) mod weight;
 
 pub use activations::{Activations, ActivationsMut, LANES, padded_tokens};
 pub use buffer::{Buffer, Carver};
@@ -21,3 +22,4 @@ pub(crate) use panels::PANEL;
 pub use panels::Panels;
 pub(crate) use shared::Shared;
 pub use threads::{run, set_threads, threads};
+pub use weight::{StoredRows, WeightMatrix};

@@ -74,10 +74,9 @@ impl Panels {
         self.buffer.as_slice()
     }
 
-    /// One row.
-    pub fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
-        let panel = &self.packed()[row / PANEL * PANEL * self.columns..][..PANEL * self.columns];
-        panel.iter().skip(row % PANEL).step_by(PANEL).copied()
+    /// One value.
+    pub(crate) fn value(&self, row: usize, column: usize) -> f32 {
+        self.packed()[(row / PANEL * self.columns + column) * PANEL + row % PANEL]
     }
 }
 
@@ -91,7 +90,7 @@ mod tests {
         let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
         let panels = Panels::pack(&values, rows, columns).unwrap();
         for row in 0..rows {
-            let found: Vec<f32> = panels.row(row).collect();
+            let found: Vec<f32> = (0..columns).map(|c| panels.value(row, c)).collect();
             assert_eq!(found, values[row * columns..][..columns]);
         }
     }

@@ -3,18 +3,19 @@
 use rayon::prelude::*;
 
 use super::{
-    Activations, ActivationsMut, LANES, Panels, Shared,
+    Activations, ActivationsMut, LANES, Shared, WeightMatrix,
     panels::PANEL,
     tile::{Term, TileJob, Weights},
+    weight::{COLUMNS, Coded, GROUP, with_unpacked},
 };
 
 /// A matrix `[rows, depth]` on the left of a product, as it lies in memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Matrix<'a> {
-    /// A packed weight.
-    Panels(&'a Panels),
-    /// A packed weight, transposed.
-    PanelsTransposed(&'a Panels),
+    /// A weight.
+    Weight(&'a WeightMatrix),
+    /// A weight, transposed.
+    WeightTransposed(&'a WeightMatrix),
     /// Row-major values with this many columns.
     Rows(&'a [f32], usize),
     /// Row-major values with this many columns, transposed.
@@ -24,8 +25,8 @@ pub(crate) enum Matrix<'a> {
 impl Matrix<'_> {
     fn rows(&self) -> usize {
         match *self {
-            Matrix::Panels(panels) => panels.rows(),
-            Matrix::PanelsTransposed(panels) => panels.columns(),
+            Matrix::Weight(weight) => weight.rows(),
+            Matrix::WeightTransposed(weight) => weight.columns(),
             Matrix::Rows(values, columns) => values.len() / columns,
             Matrix::RowsTransposed(_, columns) => columns,
         }
@@ -33,30 +34,70 @@ impl Matrix<'_> {
 
     fn depth(&self) -> usize {
         match *self {
-            Matrix::Panels(panels) => panels.columns(),
-            Matrix::PanelsTransposed(panels) => panels.rows(),
+            Matrix::Weight(weight) => weight.columns(),
+            Matrix::WeightTransposed(weight) => weight.rows(),
             Matrix::Rows(_, columns) => columns,
             Matrix::RowsTransposed(values, columns) => values.len() / columns,
         }
     }
 
-    fn weights(&self) -> Weights {
+    /// Rows of a task are whole multiples of this, so that little is unpacked twice.
+    fn rows_together(&self) -> usize {
+        match self {
+            Matrix::Weight(WeightMatrix::Coded(_)) => GROUP,
+            Matrix::WeightTransposed(WeightMatrix::Coded(_)) => 3 * COLUMNS,
+            _ => PANEL,
+        }
+    }
+
+    /// The matrix for a task's `rows` and the steps `from..from + count` of its sum.
+    ///
+    /// Coded weights are unpacked into the front of `unpacked`, which then begins behind them.
+    fn part(
+        &self,
+        rows: (usize, usize),
+        (from, count): (usize, usize),
+        unpacked: &mut &mut [f32],
+    ) -> Weights {
+        let mut unpack = |coded: &Coded, rows: (usize, usize), columns: (usize, usize)| {
+            let width = columns.1 - columns.0;
+            let len = (rows.1 - rows.0).next_multiple_of(PANEL) * width;
+            let (part, rest) = std::mem::take(unpacked).split_at_mut(len);
+            *unpacked = rest;
+            coded.unpack(part, rows, columns);
+            (part.as_ptr(), width)
+        };
         match *self {
-            Matrix::Panels(panels) => Weights::Panels {
-                start: panels.packed().as_ptr(),
+            Matrix::Weight(WeightMatrix::Panels(panels)) => Weights::Panels {
+                start: panels.packed()[from * PANEL..].as_ptr(),
                 columns: panels.columns(),
             },
-            Matrix::PanelsTransposed(panels) => Weights::PanelsTransposed {
-                start: panels.packed().as_ptr(),
+            Matrix::WeightTransposed(WeightMatrix::Panels(panels)) => Weights::PanelsTransposed {
+                start: panels.packed()[from * panels.columns()..].as_ptr(),
                 columns: panels.columns(),
             },
+            // Unpacked parts begin with the task's own rows, of which tiles count from the matrix's first.
+            Matrix::Weight(WeightMatrix::Coded(coded)) => {
+                let (start, columns) = unpack(coded, rows, (from, from + count));
+                Weights::Panels {
+                    start: start.wrapping_sub(rows.0 * columns),
+                    columns,
+                }
+            }
+            Matrix::WeightTransposed(WeightMatrix::Coded(coded)) => {
+                let (start, columns) = unpack(coded, (from, from + count), rows);
+                Weights::PanelsTransposed {
+                    start: start.wrapping_sub(rows.0 * PANEL),
+                    columns,
+                }
+            }
             Matrix::Rows(values, columns) => Weights::Strided {
-                start: values.as_ptr(),
+                start: values[from..].as_ptr(),
                 row_stride: columns,
                 step_stride: 1,
             },
             Matrix::RowsTransposed(values, columns) => Weights::Strided {
-                start: values.as_ptr(),
+                start: values[from * columns..].as_ptr(),
                 row_stride: 1,
                 step_stride: columns,
             },
@@ -136,64 +177,81 @@ pub(crate) fn multiply(
     scale: f32,
 ) {
     let (rows, blocks) = (y.width(), y.blocks());
-    let mut terms = [Term::EMPTY; MAX_PRODUCTS];
-    for (term, Product { matrix, input }) in terms.iter_mut().zip(products) {
+    for Product { matrix, input } in products {
         assert_eq!(
             (matrix.rows(), matrix.depth()),
             (rows, input.width()),
             "shapes of a product"
         );
         assert!(input.blocks() >= blocks, "input covers {blocks} blocks");
-        *term = Term {
-            weights: matrix.weights(),
-            depth: matrix.depth(),
-            x: input.data().as_ptr(),
-            x_block: input.width() * LANES,
-        };
     }
-    let terms = &terms[..products.len()];
-    let y_data = Shared::new(y.data());
     if let Start::From(other) = start {
         assert!(
             other.width() == rows && other.blocks() >= blocks,
             "start's shape"
         );
     }
+    let y_data = Shared::new(y.data());
     let depth = products.iter().map(|p| p.matrix.depth()).max().unwrap_or(1);
-    let grid = Grid::new(blocks, rows, TASK_WEIGHTS / depth.min(TASK_DEPTH));
+    let together = products.iter().map(|p| p.matrix.rows_together()).max();
+    let rows_per_task = TASK_WEIGHTS / depth.min(TASK_DEPTH);
+    let grid = Grid::new(blocks, rows, rows_per_task, together.unwrap_or(PANEL));
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
             Start::Zero => std::ptr::null(),
             Start::From(other) => other.data().as_ptr(),
         };
-        let mut part = [Term::EMPTY; MAX_PRODUCTS];
-        for from in (0..depth).step_by(TASK_DEPTH) {
-            let mut count = 0;
-            for term in terms.iter().filter(|t| t.depth > from) {
-                part[count] = term.steps(from, TASK_DEPTH);
-                count += 1;
+        with_unpacked(unpacked_len(products, rows_part), |unpacked| {
+            let mut terms = [Term::EMPTY; MAX_PRODUCTS];
+            for from in (0..depth).step_by(TASK_DEPTH) {
+                let mut unpacked = &mut *unpacked;
+                let mut count = 0;
+                for Product { matrix, input } in products.iter().filter(|p| p.input.width() > from)
+                {
+                    let steps = TASK_DEPTH.min(input.width() - from);
+                    terms[count] = Term {
+                        weights: matrix.part(rows_part, (from, steps), &mut unpacked),
+                        depth: steps,
+                        x: input.data()[from * LANES..].as_ptr(),
+                        x_block: input.width() * LANES,
+                    };
+                    count += 1;
+                }
+                let last = from + TASK_DEPTH >= depth;
+                let job = TileJob {
+                    y: y_data.pointer(0),
+                    y_row: LANES,
+                    y_block: rows * LANES,
+                    start: if from == 0 {
+                        first_start
+                    } else {
+                        y_data.pointer(0)
+                    },
+                    terms: &terms[..count],
+                    scale: if last { scale } else { 1.0 },
+                    rows: rows_part,
+                    blocks: blocks_part,
+                    lanes: LANES,
+                };
+                // SAFETY: the slices behind the pointers are borrowed by the arguments, with the shapes asserted
+                // above, or lie in `unpacked`, and the grid's tasks write disjoint rows and blocks.
+                unsafe { job.dispatch() };
             }
-            let last = from + TASK_DEPTH >= depth;
-            let job = TileJob {
-                y: y_data.pointer(0),
-                y_row: LANES,
-                y_block: rows * LANES,
-                start: if from == 0 {
-                    first_start
-                } else {
-                    y_data.pointer(0)
-                },
-                terms: &part[..count],
-                scale: if last { scale } else { 1.0 },
-                rows: rows_part,
-                blocks: blocks_part,
-                lanes: LANES,
-            };
-            // SAFETY: the slices behind the pointers are borrowed by the arguments, with the shapes asserted above,
-            // and the grid's tasks write disjoint rows and blocks.
-            unsafe { job.dispatch() };
-        }
+        });
     });
+}
+
+/// Values that the coded weights of some products take up when a task's part of them is unpacked.
+fn unpacked_len(products: &[Product<'_>], rows: (usize, usize)) -> usize {
+    let coded = products.iter().map(|p| match p.matrix {
+        Matrix::Weight(WeightMatrix::Coded(_))
+        | Matrix::WeightTransposed(WeightMatrix::Coded(_)) => {
+            let depth = TASK_DEPTH.min(p.matrix.depth());
+            (rows.1 - rows.0).next_multiple_of(PANEL) * depth.next_multiple_of(PANEL)
+        }
+        _ => 0,
+    });
+    coded.sum()
 }
 
 /// `c[i][j] += sum over tokens of p[token][i] * q[token][j]`, with `c` row-major `[p.width, q.width]`.
@@ -281,7 +339,7 @@ fn outer_sums(sums: &mut [f32], mode: Sums, tall: Activations<'_>, narrow: &[f32
     let blocks = tall.blocks();
     let padded = sums.len() / tall.width();
     let sums = Shared::new(sums);
-    Grid::new(padded / LANES, tall.width(), 96).for_each(|rows, blocks_of_sums| {
+    Grid::new(padded / LANES, tall.width(), 96, PANEL).for_each(|rows, blocks_of_sums| {
         let mut terms = [Term::EMPTY; TERMS];
         for first in (0..blocks).step_by(TERMS) {
             let count = TERMS.min(blocks - first);
@@ -342,17 +400,17 @@ struct Grid {
 }
 
 impl Grid {
-    /// Tasks of about `rows_per_task` rows, made smaller where there are few of them.
-    fn new(blocks: usize, rows: usize, rows_per_task: usize) -> Self {
+    /// Tasks of about `rows_per_task` rows, whole multiples of `together`, made smaller where there are few of them.
+    fn new(blocks: usize, rows: usize, rows_per_task: usize, together: usize) -> Self {
         let wanted = 4 * rayon::current_num_threads();
         let mut grid = Self {
             rows,
             blocks,
-            rows_per_task: (rows_per_task / PANEL).max(1) * PANEL,
+            rows_per_task: (rows_per_task / together).max(1) * together,
             blocks_per_task: TASK_BLOCKS,
         };
-        while grid.tasks() < wanted && grid.rows_per_task > 4 * PANEL {
-            grid.rows_per_task = (grid.rows_per_task / 2).next_multiple_of(PANEL);
+        while grid.tasks() < wanted && grid.rows_per_task > together.max(4 * PANEL) {
+            grid.rows_per_task = (grid.rows_per_task / 2).next_multiple_of(together);
         }
         while grid.tasks() < wanted && grid.blocks_per_task > 2 {
             grid.blocks_per_task /= 2;
@@ -426,11 +484,11 @@ mod tests {
             let x = blocks(&x, tokens);
             let input = Activations::new(&x, depth);
             let wt = transposed(&w, depth);
-            let panels = Panels::pack(&w, rows, depth).unwrap();
-            let panels_t = Panels::pack(&wt, depth, rows).unwrap();
+            let weight = WeightMatrix::from_f32(&w, rows, depth).unwrap();
+            let weight_t = WeightMatrix::from_f32(&wt, depth, rows).unwrap();
             for matrix in [
-                Matrix::Panels(&panels),
-                Matrix::PanelsTransposed(&panels_t),
+                Matrix::Weight(&weight),
+                Matrix::WeightTransposed(&weight_t),
                 Matrix::Rows(&w, depth),
                 Matrix::RowsTransposed(&wt, rows),
             ] {
@@ -462,7 +520,7 @@ mod tests {
                 .map(|((a, b), s)| scale * (a + b + starts * f64::from(*s)));
             sums.collect()
         };
-        let panels = Panels::pack(&w, rows, depth).unwrap();
+        let weight = WeightMatrix::from_f32(&w, rows, depth).unwrap();
         let (xb, ub, sb) = (
             blocks(&x, tokens),
             blocks(&u, tokens),
@@ -470,7 +528,7 @@ mod tests {
         );
         let products = [
             Product {
-                matrix: Matrix::Panels(&panels),
+                matrix: Matrix::Weight(&weight),
                 input: Activations::new(&xb, depth),
             },
             Product {

@@ -57,35 +57,6 @@ impl Term {
         x: std::ptr::null(),
         x_block: 0,
     };
-
-    /// The part of the sum from step `from`, at most `count` steps; `from` is a multiple of [`PANEL`].
-    pub(crate) fn steps(&self, from: usize, count: usize) -> Self {
-        let weights = match self.weights {
-            Weights::Strided {
-                start,
-                row_stride,
-                step_stride,
-            } => Weights::Strided {
-                start: start.wrapping_add(from * step_stride),
-                row_stride,
-                step_stride,
-            },
-            Weights::Panels { start, columns } => Weights::Panels {
-                start: start.wrapping_add(from * PANEL),
-                columns,
-            },
-            Weights::PanelsTransposed { start, columns } => Weights::PanelsTransposed {
-                start: start.wrapping_add(from * columns),
-                columns,
-            },
-        };
-        Self {
-            weights,
-            depth: count.min(self.depth - from),
-            x: self.x.wrapping_add(from * LANES),
-            x_block: self.x_block,
-        }
-    }
 }
 
 /// Computes `y = scale * (start + sum of terms)` for some rows of some blocks.

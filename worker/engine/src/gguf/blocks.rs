@@ -182,7 +182,7 @@ fn half_at(bytes: &[u8]) -> f32 {
 }
 
 /// The low halves of all bytes, then the high halves.
-fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
+pub(crate) fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
     bytes
         .iter()
         .map(|byte| byte & 15)
@@ -190,7 +190,7 @@ fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
 }
 
 /// 32 integers of five bits: the fifth bits of all, then the lower four of each.
-fn fives<'a>(high: &[u8], low: &'a [u8]) -> impl Iterator<Item = u8> + 'a {
+pub(crate) fn fives<'a>(high: &[u8], low: &'a [u8]) -> impl Iterator<Item = u8> + 'a {
     let high = u32::from_le_bytes([high[0], high[1], high[2], high[3]]);
     nibbles(low)
         .enumerate()
@@ -215,7 +215,7 @@ fn extend_k(values: &mut Vec<f32>, head: &[u8], high: &[u8], low: &[u8]) {
 
 /// Scale and minimum of one of eight parts: the first four of each lie in six bits of a byte, whose upper two bits
 /// belong to the last four; their lower four bits share the last four bytes.
-fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
+pub(crate) fn six_bits(packed: &[u8], part: usize) -> (u8, u8) {
     if part < 4 {
         return (packed[part] & 63, packed[part + 4] & 63);
     }

@@ -7,6 +7,7 @@ mod reader;
 mod tokenizer;
 
 pub use blocks::BlockType;
+pub(crate) use blocks::{fives, nibbles, six_bits};
 pub use model::GgufModel;
 pub use reader::{Structure, TensorInfo, Value, read_structure};
 

@@ -2,7 +2,7 @@
 
 use crate::{
     EngineError,
-    device::Panels,
+    device::WeightMatrix,
     ops::{attention::Heads, rotary::Rotary},
     weights::ModelFiles,
 };
@@ -14,11 +14,11 @@ use super::{ModelConfig, Projection};
 pub struct Llama {
     config: ModelConfig,
     pub(super) rotary: Rotary,
-    pub(super) embedding: Panels,
+    pub(super) embedding: WeightMatrix,
     pub(super) layers: Vec<Layer>,
     pub(super) norm: Vec<f32>,
     /// The output projection, where it is not the embedding itself.
-    pub(super) head: Option<Panels>,
+    pub(super) head: Option<WeightMatrix>,
 }
 
 /// One decoder layer.
@@ -27,7 +27,7 @@ pub(super) struct Layer {
     pub attention_norm: Vec<f32>,
     pub mlp_norm: Vec<f32>,
     /// By `Projection as usize`.
-    pub projections: [Panels; 7],
+    pub projections: [WeightMatrix; 7],
     /// By `Projection as usize`; none where the projection has no bias.
     pub biases: [Option<Vec<f32>>; 7],
     /// The norm of every query head, where heads are normalised.
@@ -129,7 +129,7 @@ impl Llama {
         let mut values = |weight: Weight| tensor(&weight.name(), &weight.shape(&config));
         let matrix = |values: Vec<f32>, weight: Weight| {
             let shape = weight.shape(&config);
-            Panels::pack(&values, shape[0], shape[1])
+            WeightMatrix::from_f32(&values, shape[0], shape[1])
         };
         let embedding = matrix(values(Weight::Embedding)?, Weight::Embedding)?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
@@ -183,12 +183,12 @@ impl Llama {
     }
 
     /// The output projection.
-    pub(super) fn head(&self) -> &Panels {
+    pub(super) fn head(&self) -> &WeightMatrix {
         self.head.as_ref().unwrap_or(&self.embedding)
     }
 
     /// One projection's weight.
-    pub(super) fn projection(&self, layer: usize, projection: Projection) -> &Panels {
+    pub(super) fn projection(&self, layer: usize, projection: Projection) -> &WeightMatrix {
         &self.layers[layer].projections[projection as usize]
     }
 
@@ -230,7 +230,8 @@ impl Llama {
     /// One weight's values, row-major.
     pub(super) fn get(&self, weight: Weight) -> Vec<f32> {
         let vector = |values: &Option<Vec<f32>>| values.clone().unwrap_or_default();
-        let matrix = |panels: &Panels| (0..panels.rows()).flat_map(|row| panels.row(row)).collect();
+        let matrix =
+            |panels: &WeightMatrix| (0..panels.rows()).flat_map(|row| panels.row(row)).collect();
         match weight {
             Weight::Embedding => matrix(&self.embedding),
             Weight::AttentionNorm(layer) => self.layers[layer].attention_norm.clone(),

@@ -11,7 +11,7 @@ mod cpu;
 
 use crate::{
     device::{
-        Activations, ActivationsMut, Carver, LANES, Panels, padded_tokens,
+        Activations, ActivationsMut, Carver, LANES, WeightMatrix, padded_tokens,
         product::{Matrix, Product, Start, accumulate_outer, multiply, outer_scratch},
     },
     model::{IGNORE, LossSum, TokenScore},
@@ -26,7 +26,7 @@ const CHUNK: usize = 8 * LANES;
 /// `scratch` needs [`cross_entropy_scratch`] values. A token's score is the same bits whatever is beside it.
 pub fn cross_entropy_forward(
     x: Activations<'_>,
-    head: &Panels,
+    head: &WeightMatrix,
     targets: &[i32],
     scratch: &mut [f32],
     mut each: impl FnMut(TokenScore),
@@ -43,7 +43,7 @@ pub fn cross_entropy_forward_backward(
     dx: &mut ActivationsMut<'_>,
     mut dhead: Option<&mut [f32]>,
     x: Activations<'_>,
-    head: &Panels,
+    head: &WeightMatrix,
     targets: &[i32],
     scale: f32,
     scratch: &mut [f32],
@@ -60,7 +60,7 @@ pub fn cross_entropy_forward_backward(
             accumulate_outer(dhead, chunk.logits.view(), chunk.x.view(), chunk.rest);
         }
         let product = Product {
-            matrix: Matrix::PanelsTransposed(head),
+            matrix: Matrix::WeightTransposed(head),
             input: chunk.logits.view(),
         };
         multiply(&mut chunk.x, Start::Zero, &[product], 1.0);
@@ -126,7 +126,7 @@ struct Chunk<'a> {
 }
 
 impl<'a> Chunk<'a> {
-    fn carve(scratch: &'a mut [f32], tokens: usize, head: &Panels) -> Self {
+    fn carve(scratch: &'a mut [f32], tokens: usize, head: &WeightMatrix) -> Self {
         let padded = padded_tokens(tokens);
         let mut carver = Carver::new(scratch);
         Self {
@@ -139,10 +139,10 @@ impl<'a> Chunk<'a> {
     }
 
     /// Gathers the tokens and computes their logits.
-    fn project(&mut self, x: Activations<'_>, tokens: &[usize], head: &Panels) {
+    fn project(&mut self, x: Activations<'_>, tokens: &[usize], head: &WeightMatrix) {
         gather(&mut self.x, x, tokens);
         let product = Product {
-            matrix: Matrix::Panels(head),
+            matrix: Matrix::Weight(head),
             input: self.x.view(),
         };
         multiply(&mut self.logits, Start::Zero, &[product], 1.0);
@@ -216,7 +216,7 @@ mod tests {
             }
             vec![loss]
         };
-        let panels = Panels::pack(&head, vocabulary, hidden).unwrap();
+        let panels = WeightMatrix::from_f32(&head, vocabulary, hidden).unwrap();
         let xb = blocks(&x, tokens);
         let xa = Activations::new(&xb, hidden);
         let mut scratch = vec![f32::NAN; cross_entropy_scratch(tokens, vocabulary, hidden, true)];
@@ -284,7 +284,7 @@ mod tests {
     fn large_logits_do_not_overflow() {
         let (vocabulary, hidden) = (5000, 2);
         let head: Vec<f32> = (0..vocabulary * hidden).map(|i| i as f32).collect();
-        let panels = Panels::pack(&head, vocabulary, hidden).unwrap();
+        let panels = WeightMatrix::from_f32(&head, vocabulary, hidden).unwrap();
         let x = blocks(&[1.0, 1.0], 1);
         let mut scratch = vec![0.0; cross_entropy_scratch(1, vocabulary, hidden, false)];
         let mut loss = LossSum::default();

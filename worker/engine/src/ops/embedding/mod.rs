@@ -6,10 +6,10 @@
 
 use rayon::prelude::*;
 
-use crate::device::{Activations, ActivationsMut, LANES, Panels};
+use crate::device::{Activations, ActivationsMut, LANES, WeightMatrix};
 
 /// `x` `[tokens, width]` from `ids` and `e` `[vocabulary, width]`; lanes past the last token become zero.
-pub fn embedding_forward(x: &mut ActivationsMut<'_>, ids: &[u32], e: &Panels) {
+pub fn embedding_forward(x: &mut ActivationsMut<'_>, ids: &[u32], e: &WeightMatrix) {
     let width = x.width();
     assert_eq!(width, e.columns(), "width of the embedding");
     let blocks = x.data().par_chunks_exact_mut(width * LANES);
@@ -47,7 +47,7 @@ mod tests {
     fn tokens_get_their_rows_and_rows_their_tokens_gradients() {
         let (vocabulary, width) = (20, 6);
         let e: Vec<f32> = (0..vocabulary * width).map(|i| i as f32).collect();
-        let panels = Panels::pack(&e, vocabulary, width).unwrap();
+        let panels = WeightMatrix::from_f32(&e, vocabulary, width).unwrap();
         let ids: Vec<u32> = (0..40).map(|i| (i * 7) % 20).collect();
         let mut x = vec![f32::NAN; padded_tokens(ids.len()) * width];
         let mut x = ActivationsMut::new(&mut x, width);

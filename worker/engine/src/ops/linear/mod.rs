@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub use crate::device::product::Start;
 use crate::device::{
-    Activations, ActivationsMut, LANES, Panels,
+    Activations, ActivationsMut, LANES, WeightMatrix,
     product::{Matrix, Product, ProductList, accumulate_outer, multiply, outer_scratch},
 };
 
@@ -41,7 +41,7 @@ pub(crate) struct Branch<'a> {
     /// Gradient of the layer's output `[tokens, out]`.
     pub dy: Activations<'a>,
     /// The layer's weight `[out, in]`.
-    pub w: &'a Panels,
+    pub w: &'a WeightMatrix,
     /// Its pair, and the pair's `du` from [`lora_backward_b`].
     pub lora: Option<(Lora<'a>, Activations<'a>)>,
 }
@@ -53,12 +53,12 @@ pub fn linear_forward(
     y: &mut ActivationsMut<'_>,
     start: Start<'_>,
     x: Activations<'_>,
-    w: &Panels,
+    w: &WeightMatrix,
     lora: Option<(Lora<'_>, &mut ActivationsMut<'_>)>,
     scratch: &mut [f32],
 ) {
     let main = Product {
-        matrix: Matrix::Panels(w),
+        matrix: Matrix::Weight(w),
         input: x,
     };
     let Some((lora, u)) = lora else {
@@ -136,7 +136,7 @@ pub(crate) struct FewTokens<'a> {
     /// `[tokens, out]`, row-major.
     pub y: &'a mut [f32],
     /// `[out, in]`.
-    pub w: &'a Panels,
+    pub w: &'a WeightMatrix,
     /// The layer's pair for each token, without dropout; every token may have another one.
     pub loras: Vec<Option<Lora<'a>>>,
 }
@@ -184,7 +184,7 @@ pub(crate) fn linear_backward_input(
     let width = dx.width();
     let mut products = ProductList::new();
     for branch in branches {
-        products.push(Matrix::PanelsTransposed(branch.w), branch.dy);
+        products.push(Matrix::WeightTransposed(branch.w), branch.dy);
         if let Some((lora, du)) = branch.lora.filter(|(lora, _)| lora.dropout.is_none()) {
             products.push(Matrix::RowsTransposed(lora.a, width), du);
         }
@@ -275,7 +275,7 @@ mod tests {
             y
         };
 
-        let panels = Panels::pack(&w, OUTPUT, INPUT).unwrap();
+        let panels = WeightMatrix::from_f32(&w, OUTPUT, INPUT).unwrap();
         let lora = Lora {
             a: &a,
             b: &b,
@@ -347,8 +347,8 @@ mod tests {
         let (x1, x2) = (values(1, TOKENS * OUTPUT), values(2, TOKENS * OUTPUT));
         let (w1, w2) = (values(3, OUTPUT * INPUT), values(4, OUTPUT * INPUT));
         let (p1, p2) = (
-            Panels::pack(&w1, OUTPUT, INPUT).unwrap(),
-            Panels::pack(&w2, OUTPUT, INPUT).unwrap(),
+            WeightMatrix::from_f32(&w1, OUTPUT, INPUT).unwrap(),
+            WeightMatrix::from_f32(&w2, OUTPUT, INPUT).unwrap(),
         );
         let (b1, b2) = (blocks(&x1, TOKENS), blocks(&x2, TOKENS));
         let branches = [(&b1, &p1), (&b2, &p2)].map(|(dy, w)| Branch {

@@ -3,8 +3,10 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+mod coded;
+
 use super::Lora;
-use crate::device::{PANEL, Panels, Shared, math::dispatch};
+use crate::device::{PANEL, Shared, WeightMatrix, math::dispatch, weight::Coded};
 
 /// Values of a panel that are multiplied together: a whole number of registers and of columns.
 const RUN: usize = 4 * PANEL;
@@ -13,33 +15,59 @@ const RUN: usize = 4 * PANEL;
 const TASK_PANELS: usize = 8;
 
 /// Sets each `y` `[tokens, rows]` to its weight times the same `x` `[tokens, columns]`.
-pub(super) fn products(outputs: &mut [(&mut [f32], &Panels)], x: &[f32], scratch: &mut Vec<f32>) {
-    // Every value of x once per row of a panel, so that panels are multiplied as they lie.
+pub(super) fn products(
+    outputs: &mut [(&mut [f32], &WeightMatrix)],
+    x: &[f32],
+    scratch: &mut Vec<f32>,
+) {
     scratch.clear();
-    scratch.extend(x.iter().flat_map(|&x| [x; PANEL]));
+    if outputs
+        .iter()
+        .any(|(_, w)| matches!(w, WeightMatrix::Panels(_)))
+    {
+        // Every value of x once per row of a panel, so that panels are multiplied as they lie.
+        scratch.extend(x.iter().flat_map(|&x| [x; PANEL]));
+    }
     let spread: &[f32] = scratch;
-    let parts: Vec<Rows<'_>> = outputs
-        .iter_mut()
-        .flat_map(|(y, w)| {
-            let (rows, columns) = (w.rows(), w.columns());
-            assert_eq!(
-                (y.len() * columns, x.len() % columns),
-                (rows * x.len(), 0),
-                "shapes of a product"
-            );
-            let y = Shared::new(y);
-            let panels = w.packed().chunks(TASK_PANELS * PANEL * columns);
-            panels.enumerate().map(move |(task, panels)| Rows {
-                y,
-                rows,
-                first: task * TASK_PANELS * PANEL,
-                panels,
-                columns,
-                spread,
-            })
-        })
-        .collect();
-    parts.into_par_iter().for_each(dispatch);
+    let mut parts = Vec::new();
+    for (y, w) in outputs {
+        let (rows, columns) = (w.rows(), w.columns());
+        assert_eq!(
+            (y.len() * columns, x.len() % columns),
+            (rows * x.len(), 0),
+            "shapes of a product"
+        );
+        let y = Shared::new(y);
+        match w {
+            WeightMatrix::Panels(panels) => {
+                let tasks = panels.packed().chunks(TASK_PANELS * PANEL * columns);
+                parts.extend(tasks.enumerate().map(|(task, panels)| {
+                    Part::Panels(Rows {
+                        y,
+                        rows,
+                        first: task * TASK_PANELS * PANEL,
+                        panels,
+                        columns,
+                        spread,
+                    })
+                }));
+            }
+            WeightMatrix::Coded(coded) => {
+                parts.extend((0..coded.groups()).map(|group| Part::Coded(y, coded, group)));
+            }
+        }
+    }
+    parts.into_par_iter().for_each(|part| match part {
+        Part::Panels(rows) => dispatch(rows),
+        Part::Coded(y, weight, group) => coded::rows(y, weight, group, x),
+    });
+}
+
+/// One task.
+enum Part<'a> {
+    Panels(Rows<'a>),
+    /// All outputs of a group of rows.
+    Coded(Shared<'a>, &'a Coded, usize),
 }
 
 /// Some panels' rows of one layer's output, for all tokens.
