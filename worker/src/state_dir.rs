@@ -3,8 +3,12 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::files::{create_private_folder, open_lock_file};
+
+/// How long a worker that is just ending may keep the folder: one that was killed frees its memory first.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The state directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -33,12 +37,17 @@ pub struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the folder if need be, takes it for this process and sweeps up.
+    /// Makes the folder if need be, takes it for this process and sweeps up. A process that has it is given a
+    /// few seconds to end.
     ///
     /// # Errors
     ///
     /// It cannot be made or read, or another process has it.
     pub fn open(path: &Path) -> Result<Self, StateDirError> {
+        Self::open_within(path, PATIENCE)
+    }
+
+    fn open_within(path: &Path, patience: Duration) -> Result<Self, StateDirError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| StateDirError::Io { path, source }
@@ -46,14 +55,20 @@ impl StateDir {
         create_private_folder(path).map_err(failed(path))?;
         let lock_path = path.join("lock");
         let lock = open_lock_file(&lock_path).map_err(failed(&lock_path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(StateDirError::InUse {
-                    path: path.to_owned(),
-                });
+        let begun = Instant::now();
+        loop {
+            match lock.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) if begun.elapsed() < patience => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(StateDirError::InUse {
+                        path: path.to_owned(),
+                    });
+                }
+                Err(TryLockError::Error(source)) => return Err(failed(&lock_path)(source)),
             }
-            Err(TryLockError::Error(source)) => return Err(failed(&lock_path)(source)),
         }
         let jobs = path.join("jobs");
         if jobs.exists() {
@@ -80,10 +95,21 @@ mod tests {
     fn a_second_worker_in_the_same_folder_is_refused_until_the_first_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let first = StateDir::open(folder.path()).unwrap();
-        let error = StateDir::open(folder.path()).unwrap_err();
+        let error = StateDir::open_within(folder.path(), Duration::ZERO).unwrap_err();
         assert!(error.to_string().contains("another worker"), "{error}");
         drop(first);
-        StateDir::open(folder.path()).unwrap();
+        StateDir::open_within(folder.path(), Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn a_worker_that_is_just_ending_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = StateDir::open(folder.path()).unwrap();
+        let path = folder.path().to_owned();
+        let second =
+            std::thread::spawn(move || StateDir::open_within(&path, Duration::from_secs(60)));
+        drop(first);
+        second.join().unwrap().unwrap();
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! What the worker does for the platform: training jobs, answers, evaluations, and the transfers that they need.
 
 mod actor;
-mod adapter_files;
 pub mod base_model;
 mod command;
 mod context;
@@ -11,6 +10,7 @@ mod failure;
 mod inference;
 pub mod loaded;
 pub mod locks;
+mod result_files;
 mod running;
 pub mod slot;
 mod stop;

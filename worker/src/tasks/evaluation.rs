@@ -22,11 +22,11 @@ use trainyard_shared::message::{
 use trainyard_shared::training::TrainOn;
 use trainyard_shared::{FailureKind, Secret};
 
-use super::adapter_files::{AdapterFiles, fetch_adapter};
 use super::base_model::ModelId;
 use super::dataset::fetch_dataset;
 use super::failure::Failure;
 use super::loaded::LoadedModel;
+use super::result_files::{AdapterFiles, fetch_adapter};
 use super::transfers::TransferError;
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;

@@ -22,9 +22,9 @@ use trainyard_shared::message::{
 };
 use trainyard_shared::{FailureKind, FinishReason};
 
-use super::adapter_files::fetch_adapter;
 use super::failure::Failure;
 use super::loaded::{AnswerEvent, AnswerRequest, LoadedModel};
+use super::result_files::fetch_adapter;
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::engine::generate::Finish;

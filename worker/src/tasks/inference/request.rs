@@ -85,9 +85,9 @@ fn sampling(data: &StartInferenceData, random_seed: u64) -> Result<SamplingOptio
     let sampling = SamplingOptions {
         max_tokens: data.max_tokens.map_or(DEFAULT_MAX_TOKENS, count),
         temperature: data.temperature.unwrap_or(DEFAULT_TEMPERATURE) as f32,
-        top_p: data.top_p.unwrap_or(1.0) as f32,
+        top_p: single(data.top_p.unwrap_or(1.0)),
         top_k: data.top_k.map_or(0, count),
-        repetition_penalty: data.repetition_penalty.unwrap_or(1.0) as f32,
+        repetition_penalty: single(data.repetition_penalty.unwrap_or(1.0)),
         seed: data.seed.unwrap_or(random_seed),
         stop_ids: Vec::new(),
     };
@@ -95,6 +95,16 @@ fn sampling(data: &StartInferenceData, random_seed: u64) -> Result<SamplingOptio
         Ok(()) => Ok(sampling),
         Err(error @ EngineError::InvalidSetting { .. }) => Err(refused(&error.to_string())),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// In single precision, where what is above 0 stays above 0.
+fn single(number: f64) -> f32 {
+    let nearest = number as f32;
+    if number > 0.0 && nearest == 0.0 {
+        f32::MIN_POSITIVE
+    } else {
+        nearest
     }
 }
 
@@ -190,6 +200,12 @@ mod tests {
         });
         let sampling = zero.unwrap().sampling;
         assert_eq!((sampling.temperature, sampling.max_tokens), (0.0, 0));
+        let tiny = parse(|data| {
+            data["top_p"] = json!(1e-300);
+            data["repetition_penalty"] = json!(1e-300);
+        });
+        let sampling = tiny.unwrap().sampling;
+        assert!(sampling.top_p > 0.0 && sampling.repetition_penalty > 0.0);
     }
 
     #[test]
