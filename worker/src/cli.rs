@@ -7,6 +7,7 @@ mod benchmark;
 mod completions;
 mod error;
 mod evaluate;
+mod export;
 mod generate;
 mod model;
 mod output;
@@ -49,6 +50,8 @@ enum Command {
     Generate(generate::Options),
     /// Measure how well a model predicts data, with or without an adapter
     Evaluate(evaluate::Options),
+    /// Write a model, with or without an adapter, in another form
+    Export(export::Options),
     /// Measure how fast this machine trains
     Benchmark(benchmark::Options),
     /// Print a shell's completions
@@ -71,6 +74,7 @@ pub fn main() -> ExitCode {
         Command::Train(options) => train::run(options, &output),
         Command::Generate(options) => generate::run(options, &output),
         Command::Evaluate(options) => evaluate::run(options, &output),
+        Command::Export(options) => export::run(options, &output),
         Command::Benchmark(options) => benchmark::run(options, &output),
         Command::Completions(options) => completions::run(&options),
     };

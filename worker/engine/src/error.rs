@@ -79,6 +79,9 @@ pub enum EngineError {
         /// What is wrong with it.
         message: String,
     },
+    /// Asked to stop before it was done.
+    #[error("stopped before it was done")]
+    Stopped,
     /// The loss or the gradients are no longer finite numbers.
     #[error("training diverged at step {step}: {message}")]
     Diverged {

@@ -13,9 +13,14 @@ pub(crate) fn path(name: &str) -> PathBuf {
 
 /// What `meta.json` says.
 pub(crate) fn meta() -> Value {
-    let text = std::fs::read_to_string(path("meta.json"))
-        .expect("the golden values are in the repository");
-    serde_json::from_str(&text).expect("meta.json is JSON")
+    json("meta.json")
+}
+
+/// The content of a JSON file.
+pub(crate) fn json(name: &str) -> Value {
+    let text =
+        std::fs::read_to_string(path(name)).expect("the golden values are in the repository");
+    serde_json::from_str(&text).expect("it is JSON")
 }
 
 /// The numbers of a JSON list.

@@ -93,7 +93,9 @@ impl From<EngineError> for Failure {
             }
             EngineError::InvalidData(_) => FailureKind::BadData,
             EngineError::Diverged { .. } => FailureKind::Diverged,
-            EngineError::InvalidBatch(_) | EngineError::NotFinite => FailureKind::Internal,
+            EngineError::InvalidBatch(_) | EngineError::NotFinite | EngineError::Stopped => {
+                FailureKind::Internal
+            }
         };
         Self::new(kind, error.to_string())
     }

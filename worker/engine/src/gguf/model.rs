@@ -139,6 +139,16 @@ impl GgufModel {
         })
     }
 
+    /// Everything that the file says of its tokenizer, by key.
+    pub fn tokenizer_metadata(&self) -> Vec<(String, Value)> {
+        let of_tokenizer = |(key, value): (&String, &Value)| {
+            let is_kept = key.starts_with("tokenizer.") && *value != Value::Ignored;
+            is_kept.then(|| (key.clone(), value.clone()))
+        };
+        let metadata = &self.structure.metadata;
+        metadata.iter().filter_map(of_tokenizer).collect()
+    }
+
     /// The chat template that the file holds.
     pub fn chat_template(&self) -> Option<&str> {
         Metadata(&self.structure)
@@ -166,7 +176,7 @@ impl GgufModel {
 }
 
 /// The name that GGUF gives to a weight of a Llama model, if the name is one.
-fn gguf_name(name: &str) -> Option<String> {
+pub(crate) fn gguf_name(name: &str) -> Option<String> {
     match name {
         "model.embed_tokens.weight" => return Some("token_embd.weight".into()),
         "model.norm.weight" => return Some("output_norm.weight".into()),
@@ -174,19 +184,22 @@ fn gguf_name(name: &str) -> Option<String> {
         _ => {}
     }
     let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let part = match part.strip_suffix(".weight")? {
+    let (module, kind) = part.rsplit_once('.')?;
+    let part = match module {
         "input_layernorm" => "attn_norm",
         "self_attn.q_proj" => "attn_q",
         "self_attn.k_proj" => "attn_k",
         "self_attn.v_proj" => "attn_v",
         "self_attn.o_proj" => "attn_output",
+        "self_attn.q_norm" => "attn_q_norm",
+        "self_attn.k_norm" => "attn_k_norm",
         "post_attention_layernorm" => "ffn_norm",
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
         _ => return None,
     };
-    Some(format!("blk.{layer}.{part}.weight"))
+    matches!(kind, "weight" | "bias").then(|| format!("blk.{layer}.{part}.{kind}"))
 }
 
 /// Undoes the interleaving of a head's rows: the file's rows are 0, h, 1, h + 1, … of `2 h` rows a head.

@@ -7,9 +7,9 @@ use super::reader::Structure;
 use crate::tokenizer::SpecialTokens;
 
 /// A control token, in `tokenizer.ggml.token_type`.
-const CONTROL: i64 = 3;
+pub(super) const CONTROL: i64 = 3;
 /// A token added by hand, in `tokenizer.ggml.token_type`.
-const USER_DEFINED: i64 = 4;
+pub(super) const USER_DEFINED: i64 = 4;
 
 /// The pattern by which Llama 3 cuts text before merging, with `digits` digits to a piece.
 fn llama3_pattern(digits: &str) -> String {
@@ -116,15 +116,18 @@ fn bos_first(bos: &str, id: &Json) -> Json {
 }
 
 /// How text is cut before merging, by the names that `tokenizer.ggml.pre` uses.
-struct PreTokenizer {
-    normalizer: Json,
-    pre_tokenizer: Json,
-    ignore_merges: bool,
+pub(super) struct PreTokenizer {
+    pub normalizer: Json,
+    pub pre_tokenizer: Json,
+    pub ignore_merges: bool,
     adds_bos: bool,
 }
 
 impl PreTokenizer {
-    fn named(name: &str) -> Result<Self, String> {
+    /// One name for each way.
+    pub const NAMES: [&str; 4] = ["gpt-2", "smollm", "llama-bpe", "qwen2"];
+
+    pub fn named(name: &str) -> Result<Self, String> {
         let plain = |pre_tokenizer| Self {
             normalizer: Json::Null,
             pre_tokenizer,

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::folder::inside;
+use super::folder::{inside, read_json};
+use super::hf_config::eos_token_ids;
 use super::{ModelFiles, Source};
 use crate::EngineError;
 use crate::export::FloatType;
-use crate::gguf::GgufModel;
+use crate::gguf::{self, GgufModel};
 use crate::model::{Architecture, ModelConfig, Projection, RopeScaling};
 
 /// The files of tokenizer, chat template and generation, as far as a model has them.
@@ -44,6 +45,37 @@ impl ModelFiles {
         let mut config = config_json(&self.config)?;
         config.extend(token_ids(model)?);
         Ok(Value::Object(config))
+    }
+
+    /// What a GGUF file says of the model's tokenizer and chat template, by key.
+    ///
+    /// # Errors
+    /// [`EngineError::Unsupported`] for a tokenizer that the format cannot hold, and what the model's files say of
+    /// themselves.
+    pub fn gguf_tokenizer(&self) -> Result<Vec<(String, gguf::Value)>, EngineError> {
+        let json = match &self.source {
+            Source::Folder { json, .. } => json,
+            Source::Gguf(model) => return Ok(model.tokenizer_metadata()),
+        };
+        let mut end_ids = eos_token_ids(json);
+        end_ids.extend(eos_token_ids(
+            &self.optional_json("generation_config.json")?,
+        ));
+        let tokenizer_json = read_json(&inside(&self.path, "tokenizer.json")?)?;
+        let mut metadata = gguf::tokenizer_metadata(
+            &tokenizer_json,
+            &self.tokenizer()?,
+            self.config.vocab_size,
+            &end_ids,
+        )
+        .map_err(|problem| {
+            EngineError::Unsupported(format!("{}: {problem}", self.path.display()))
+        })?;
+        metadata.extend(self.chat_template()?.map(|template| {
+            let key = "tokenizer.chat_template".to_owned();
+            (key, gguf::Value::String(template))
+        }));
+        Ok(metadata)
     }
 
     /// Names and contents of all other files but the weights: the tokenizer's, the chat template and the generation
