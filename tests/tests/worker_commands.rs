@@ -1,4 +1,4 @@
-//! `trainyard-worker generate` and `evaluate`: the engine without a platform, as a person or a script runs it.
+//! `trainyard-worker generate`, `evaluate` and `export`: the engine without a platform, as a person or a script runs it.
 
 use std::process::Command;
 
@@ -93,4 +93,56 @@ fn g095_evaluate_gives_the_same_figures_whatever_the_batch_size() {
     std::fs::write(&data, "{\"foo\":1}\n").unwrap();
     let refused = measure("1").unwrap_err();
     assert!(refused.contains("line 1"), "{refused}");
+}
+
+#[test]
+fn exported_models_answer_as_the_model_itself_and_replace_nothing_unasked() {
+    let model = TinyModel::create();
+    let path = model.path().display().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let answer = |model: &str| {
+        run(&[
+            "generate",
+            "--model",
+            model,
+            "--prompt",
+            "ahoy",
+            "--temperature",
+            "0",
+            "--max-tokens",
+            "12",
+        ])
+        .unwrap()["text"]
+            .clone()
+    };
+    for (format, name) in [
+        ("merged_safetensors", "folder"),
+        ("gguf_merged", "file.gguf"),
+    ] {
+        let output = folder.path().join(name).display().to_string();
+        let export = |more: &[&str]| {
+            let mut arguments = vec!["export", "--model", &path, "--output", &output];
+            arguments.extend(["--format", format, "--type", "f32"]);
+            arguments.extend(more);
+            run(&arguments)
+        };
+        let written = export(&[]).unwrap();
+        assert_eq!(written["format"], format);
+        assert!(written["size_bytes"].as_u64().unwrap() > 100_000);
+        assert_eq!(answer(&output), answer(&path));
+        let refused = export(&[]).unwrap_err();
+        assert!(refused.contains("is there already"), "{refused}");
+        export(&["--overwrite"]).unwrap();
+    }
+    let output = folder.path().join("adapter.gguf").display().to_string();
+    let without_adapter = run(&[
+        "export",
+        "--model",
+        &path,
+        "--format",
+        "gguf_lora",
+        "--output",
+        &output,
+    ]);
+    assert!(without_adapter.unwrap_err().contains("--adapter"));
 }

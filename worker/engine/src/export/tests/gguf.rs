@@ -24,10 +24,7 @@ fn a_file_is_byte_for_byte_that_of_the_gguf_package() {
             "tokenizer.ggml.tokens",
             Value::Strings(["<s>", "\u{120}light", "é"].map(str::to_owned).into()),
         ),
-        (
-            "tokenizer.ggml.token_type",
-            Value::Integers(vec![3, 1, 1]),
-        ),
+        ("tokenizer.ggml.token_type", Value::Integers(vec![3, 1, 1])),
     ]
     .map(|(key, value)| (key.to_owned(), value));
     let tensor = |name: &str, shape: &[usize], written_type| WrittenTensor {
@@ -191,9 +188,7 @@ fn assert_same_pair(b: &[f32], module: &LoraModule, projection: Projection, conf
     for row in 0..rows {
         let (head, place) = (row / config.head_dim, row % config.head_dim);
         let source = match projection {
-            Projection::Q | Projection::K => {
-                head * config.head_dim + place / 2 + place % 2 * half
-            }
+            Projection::Q | Projection::K => head * config.head_dim + place / 2 + place % 2 * half,
             _ => row,
         };
         let found = &b[row * module.rank..][..module.rank];

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::EngineError;
 use crate::adapter::{self, AdapterConfig};
-use crate::golden::{model_with_tokenizer, path};
 use crate::gguf::WrittenType;
+use crate::golden::{model_with_tokenizer, path};
 use crate::model::{Adapter, Weight};
 use crate::weights::{ModelFiles, SafetensorsFile};
 
@@ -176,7 +176,10 @@ fn merged_weights_are_those_that_peft_merges() {
             );
             for (found, expected) in found.iter().zip(&expected) {
                 // Values are below 1: two sums of a few products in f32 differ in the last bits.
-                assert!((found - expected).abs() < 5e-7, "{golden}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() < 5e-7,
+                    "{golden}: {found} {expected}"
+                );
             }
         }
         assert_eq!(compared, 4);
@@ -192,7 +195,10 @@ fn what_stands_in_the_place_of_an_export_stays_unless_it_is_to_be_replaced() {
     write(&base, None, format, &output).unwrap();
     fs::write(output.join("mine.txt"), "mine").unwrap();
     let refused = write(&base, None, format, &output).unwrap_err();
-    assert!(refused.to_string().contains("is there already"), "{refused}");
+    assert!(
+        refused.to_string().contains("is there already"),
+        "{refused}"
+    );
     assert!(output.join("mine.txt").exists());
     write_over(&base, None, format, &output, Existing::Replace).unwrap();
     assert!(!output.join("mine.txt").exists());
