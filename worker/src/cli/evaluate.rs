@@ -17,7 +17,7 @@ use crate::config::ModelArgs;
 use crate::engine::adapter;
 use crate::engine::data::{RowEncoder, read_jsonl};
 use crate::engine::evaluate::{Evaluated, Evaluation, evaluate};
-use crate::engine::model::Llama;
+use crate::engine::model::{Holding, Llama};
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
 
@@ -83,7 +83,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         .as_deref()
         .map(|folder| adapter::load(folder, &files.config))
         .transpose()?;
-    let model = Arc::new(Llama::load(&files)?);
+    let model = Arc::new(Llama::load_as(&files, Holding::AsStored)?);
     files.release_memory();
     let bar = bar(examples.len() as u64, output);
     let mut done = 0;

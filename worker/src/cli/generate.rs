@@ -19,7 +19,7 @@ use crate::engine::EngineError;
 use crate::engine::adapter;
 use crate::engine::chat_template::Chat;
 use crate::engine::generate::{AnswerText, Finish, Generator, Next, Piece, SamplingOptions};
-use crate::engine::model::Llama;
+use crate::engine::model::{Holding, Llama};
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
 
@@ -104,7 +104,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         .as_deref()
         .map(|folder| adapter::load(folder, &files.config))
         .transpose()?;
-    let model = Arc::new(Llama::load(&files)?);
+    let model = Arc::new(Llama::load_as(&files, Holding::AsStored)?);
     let mut generator = Generator::new(model, adapter.as_ref().map(|(adapter, _)| adapter))?;
     let answer = answer(
         &mut generator,

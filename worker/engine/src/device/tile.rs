@@ -331,7 +331,7 @@ unsafe fn store<S: Simd>(_: S, to: *mut f32, value: S::f32s) {
 
 /// Asks for a cache line ahead of its use; any address will do.
 #[inline(always)]
-fn prefetch(line: *const f32) {
+pub(crate) fn prefetch(line: *const f32) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch of an address that is not mapped does nothing.
     unsafe {

@@ -67,7 +67,7 @@ impl WrittenType {
 }
 
 /// `d = max |x| / 127`, `q = x / d` rounded half away from zero. None where a value or `d` is not finite.
-fn encode_q8_0(block: &[f32], bytes: &mut Vec<u8>) -> Option<()> {
+pub(super) fn encode_q8_0(block: &[f32], bytes: &mut Vec<u8>) -> Option<()> {
     let largest = block.iter().fold(0f32, |largest, x| largest.max(x.abs()));
     let d = largest / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };

@@ -5,6 +5,7 @@ mod config;
 mod describe;
 mod encode;
 mod model;
+mod quantise;
 mod reader;
 mod tokenizer;
 mod vocabulary;
@@ -19,6 +20,7 @@ pub(crate) use describe::{
 pub use encode::WrittenType;
 pub use model::GgufModel;
 pub(crate) use model::gguf_name;
+pub use quantise::quantise;
 pub use reader::{Structure, TensorInfo, Value, read_structure};
 pub(crate) use vocabulary::tokenizer_metadata;
 pub use writer::{WrittenTensor, write_file};

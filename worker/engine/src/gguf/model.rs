@@ -1,5 +1,6 @@
 //! A mapped GGUF file as a model: its weights by their Hugging Face names.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use super::blocks::BlockType;
@@ -72,22 +73,28 @@ impl GgufModel {
     /// Rows of query and key projections come back in Hugging Face's order: the file interleaves the
     /// two halves of every head for its own layout of the rotary embedding.
     pub fn tensor(&self, name: &str) -> Option<Vec<f32>> {
+        let (block_type, bytes) = self.stored(name)?;
+        Some(block_type.dequantise(&bytes))
+    }
+
+    /// A weight by its Hugging Face name as it is stored, if the file holds it; rows are in Hugging Face's order.
+    pub fn stored(&self, name: &str) -> Option<(BlockType, Cow<'_, [u8]>)> {
         let TensorInfo {
             shape,
             block_type,
             start,
             bytes,
         } = self.structure.tensors.get(&gguf_name(name)?)?;
-        let values = block_type.dequantise(&self.file[*start..start + bytes]);
+        let bytes = &self.file[*start..start + bytes];
         let heads = if name.ends_with(".self_attn.q_proj.weight") {
             self.config.num_attention_heads
         } else if name.ends_with(".self_attn.k_proj.weight") {
             self.config.num_key_value_heads
         } else {
-            return Some(values);
+            return Some((*block_type, bytes.into()));
         };
         let rows = shape.first().copied().unwrap_or(0);
-        Some(join_halves(&values, rows, heads))
+        Some((*block_type, join_halves(bytes, rows, heads).into()))
     }
 
     /// Names of the file's tensors that no part of a plain Llama model uses.
@@ -203,7 +210,7 @@ pub(crate) fn gguf_name(name: &str) -> Option<String> {
 }
 
 /// Undoes the interleaving of a head's rows: the file's rows are 0, h, 1, h + 1, … of `2 h` rows a head.
-fn join_halves(values: &[f32], rows: usize, heads: usize) -> Vec<f32> {
+fn join_halves(values: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     if heads == 0 || rows == 0 || !rows.is_multiple_of(2 * heads) {
         return values.to_vec();
     }

@@ -1,5 +1,7 @@
 //! A Llama model's weights, packed for the CPU, frozen unless they are trained in full.
 
+use std::cell::RefCell;
+
 use crate::{
     EngineError,
     device::WeightMatrix,
@@ -7,7 +9,10 @@ use crate::{
     weights::ModelFiles,
 };
 
-use super::{ModelConfig, Projection};
+use super::{
+    ModelConfig, Projection,
+    holding::{Held, Holding, MatrixKind},
+};
 
 /// A base model, ready to run.
 #[derive(Debug)]
@@ -106,38 +111,62 @@ impl Weight {
 }
 
 impl Llama {
-    /// Reads and packs all weights of a model.
+    /// Reads all weights of a model and holds them in f32.
     ///
     /// # Errors
     /// What [`Llama::from_tensors`] says, and what the files say of their tensors.
     pub fn load(files: &ModelFiles) -> Result<Self, EngineError> {
-        Self::from_tensors(files.config.clone(), |name, shape| {
-            files.tensor(name, shape)
-        })
+        Self::load_as(files, Holding::Unpacked)
     }
 
-    /// Packs all weights of a model; `tensor` gives each by Hugging Face name and shape, row-major.
+    /// Reads all weights of a model; matrices are held as `holding` says.
+    ///
+    /// # Errors
+    /// What [`Llama::from_tensors`] says, and what the files say of their tensors;
+    /// [`EngineError::Unsupported`] naming a weight that cannot be quantised.
+    pub fn load_as(files: &ModelFiles, holding: Holding) -> Result<Self, EngineError> {
+        Self::from_weights(
+            files.config.clone(),
+            |name, shape, kind| holding.matrix(files, kind, name, shape),
+            |name, shape| files.tensor(name, shape),
+        )
+    }
+
+    /// Packs all weights of a model in f32; `tensor` gives each by Hugging Face name and shape, row-major.
     ///
     /// # Errors
     /// [`EngineError::Unsupported`] for a configuration that contradicts itself, [`EngineError::OutOfMemory`], and
     /// whatever `tensor` answers.
     pub fn from_tensors(
         config: ModelConfig,
-        mut tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
+        tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
+    ) -> Result<Self, EngineError> {
+        let tensor = RefCell::new(tensor);
+        let get = |name: &str, shape: &[usize]| (tensor.borrow_mut())(name, shape);
+        Self::from_weights(
+            config,
+            |name, shape, _| WeightMatrix::from_f32(&get(name, &shape)?, shape[0], shape[1]),
+            get,
+        )
+    }
+
+    /// All weights of a model: `matrix` and `vector` give each by Hugging Face name and shape.
+    fn from_weights(
+        config: ModelConfig,
+        mut matrix: impl FnMut(&str, [usize; 2], MatrixKind) -> Result<WeightMatrix, EngineError>,
+        mut vector: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
     ) -> Result<Self, EngineError> {
         config.validate()?;
-        let mut values = |weight: Weight| tensor(&weight.name(), &weight.shape(&config));
-        let matrix = |values: Vec<f32>, weight: Weight| {
+        let mut values = |weight: Weight| vector(&weight.name(), &weight.shape(&config));
+        let mut matrix = |weight: Weight, kind| {
             let shape = weight.shape(&config);
-            WeightMatrix::from_f32(&values, shape[0], shape[1])
+            matrix(&weight.name(), [shape[0], shape[1]], kind)
         };
-        let embedding = matrix(values(Weight::Embedding)?, Weight::Embedding)?;
+        let embedding = matrix(Weight::Embedding, MatrixKind::Embedding)?;
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for layer in 0..config.num_hidden_layers {
-            let mut projection = |p: Projection| {
-                let weight = Weight::Projection(layer, p);
-                matrix(values(weight)?, weight)
-            };
+            let mut projection =
+                |p: Projection| matrix(Weight::Projection(layer, p), MatrixKind::Projection);
             let [q, k, v, o, gate, up, down] = Projection::ALL;
             let projections = [
                 projection(q)?,
@@ -165,7 +194,7 @@ impl Llama {
         let norm = values(Weight::Norm)?;
         let head = match config.tie_word_embeddings {
             true => None,
-            false => Some(matrix(values(Weight::Head)?, Weight::Head)?),
+            false => Some(matrix(Weight::Head, MatrixKind::Embedding)?),
         };
         Ok(Self {
             rotary: Rotary::new(&config),
@@ -180,6 +209,13 @@ impl Llama {
     /// The model's shape and constants.
     pub fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    /// What its matrices take up in memory.
+    pub fn held(&self) -> Held {
+        let projections = self.layers.iter().flat_map(|layer| &layer.projections);
+        let matrices = std::iter::once(&self.embedding).chain(projections);
+        Held::of(matrices.chain(&self.head))
     }
 
     /// The output projection.

@@ -8,6 +8,9 @@ mod decode;
 mod forward;
 #[cfg(test)]
 mod golden_tests;
+mod holding;
+#[cfg(test)]
+mod holding_tests;
 mod llama;
 mod memory;
 mod parameter;
@@ -18,6 +21,7 @@ pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum, TokenScore};
 pub use config::{Architecture, ModelConfig, Projection, RopeScaling, SlidingWindow};
 pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
+pub use holding::{Held, Holding};
 pub use llama::Llama;
 pub(crate) use llama::Weight;
 pub use parameter::Parameter;

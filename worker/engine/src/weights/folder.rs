@@ -9,6 +9,7 @@ use trainyard_shared::json;
 use super::safetensors_file::SafetensorsFile;
 use crate::EngineError;
 use crate::export::FloatType;
+use crate::gguf::BlockType;
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -82,13 +83,13 @@ impl FolderWeights {
         self.shards[*self.places.get(name)?].shape(name)
     }
 
-    /// A tensor's values as `f32`, row-major.
+    /// A tensor's values as they are stored, row-major.
     ///
     /// # Errors
     /// As [`SafetensorsFile::tensor`].
-    pub fn tensor(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+    pub fn stored(&self, name: &str) -> Result<(BlockType, &[u8]), EngineError> {
         match self.places.get(name) {
-            Some(&place) => self.shards[place].tensor(name),
+            Some(&place) => self.shards[place].stored(name),
             None => Err(EngineError::MissingTensor {
                 name: name.to_owned(),
             }),

@@ -5,6 +5,7 @@ mod hf_config;
 mod hf_files;
 mod safetensors_file;
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Local};
@@ -13,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::EngineError;
 use super::chat_template::Chat;
-use super::gguf::GgufModel;
+use super::gguf::{BlockType, GgufModel};
 use super::model::{ModelConfig, Projection};
 use super::tokenizer::{SpecialTokens, Tokenizer};
 use crate::files;
@@ -88,11 +89,27 @@ impl ModelFiles {
     /// # Errors
     /// [`EngineError::MissingTensor`], [`EngineError::ShapeMismatch`], or that its type is not supported.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        let (block_type, bytes) = self.stored(name, shape)?;
+        Ok(block_type.dequantise(&bytes))
+    }
+
+    /// A weight by its Hugging Face name as it is stored, row by row, its shape being `shape`.
+    ///
+    /// # Errors
+    /// As [`ModelFiles::tensor`].
+    pub fn stored(
+        &self,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<(BlockType, Cow<'_, [u8]>), EngineError> {
         self.check_weight(name, shape)?;
         match &self.source {
-            Source::Folder { weights, .. } => weights.tensor(name),
+            Source::Folder { weights, .. } => {
+                let (block_type, bytes) = weights.stored(name)?;
+                Ok((block_type, bytes.into()))
+            }
             Source::Gguf(model) => model
-                .tensor(name)
+                .stored(name)
                 .ok_or_else(|| EngineError::MissingTensor {
                     name: name.to_owned(),
                 }),

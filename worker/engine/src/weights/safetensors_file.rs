@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::EngineError;
 use crate::device::MappedFile;
 use crate::export::FloatType;
+use crate::gguf::BlockType;
 
 /// A file of named tensors.
 #[derive(Debug)]
@@ -111,26 +111,25 @@ impl SafetensorsFile {
     /// [`EngineError::MissingTensor`], or [`EngineError::InvalidModel`] where it is neither F32, F16
     /// nor BF16.
     pub fn tensor(&self, name: &str) -> Result<Vec<f32>, EngineError> {
+        let (block_type, bytes) = self.stored(name)?;
+        Ok(block_type.dequantise(bytes))
+    }
+
+    /// A tensor's values as they are stored, row-major.
+    ///
+    /// # Errors
+    /// As [`SafetensorsFile::tensor`].
+    pub fn stored(&self, name: &str) -> Result<(BlockType, &[u8]), EngineError> {
         let entry = self
             .tensors
             .get(name)
             .ok_or_else(|| EngineError::MissingTensor {
                 name: name.to_owned(),
             })?;
-        let bytes = &self.file[entry.start..entry.end];
-        Ok(match entry.dtype {
-            Dtype::F32 => bytes
-                .chunks_exact(4)
-                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-                .collect(),
-            Dtype::F16 => bytes
-                .chunks_exact(2)
-                .map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
-            Dtype::BF16 => bytes
-                .chunks_exact(2)
-                .map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32())
-                .collect(),
+        let block_type = match entry.dtype {
+            Dtype::F32 => BlockType::F32,
+            Dtype::F16 => BlockType::F16,
+            Dtype::BF16 => BlockType::Bf16,
             other => {
                 return Err(EngineError::InvalidModel {
                     path: self.path.clone(),
@@ -139,7 +138,8 @@ impl SafetensorsFile {
                     ),
                 });
             }
-        })
+        };
+        Ok((block_type, &self.file[entry.start..entry.end]))
     }
 }
 

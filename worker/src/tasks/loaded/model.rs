@@ -8,7 +8,7 @@ use chrono::{DateTime, Local, NaiveDate};
 
 use super::generation::{AnswerRequest, Generation};
 use crate::engine::chat_template::Chat;
-use crate::engine::model::{CacheRoom, Llama, LoadedAdapter, ModelConfig};
+use crate::engine::model::{CacheRoom, Holding, Llama, LoadedAdapter, ModelConfig};
 use crate::engine::weights::ModelFiles;
 use crate::engine::{EngineError, adapter};
 use crate::tasks::failure::Failure;
@@ -142,7 +142,7 @@ type Read = (Arc<Llama>, Chat, Vec<u32>);
 fn read(files: &ModelFiles, now: DateTime<Local>) -> Result<Read, EngineError> {
     let chat = files.chat(now)?;
     let stop_ids = files.stop_token_ids(&chat)?;
-    let llama = Arc::new(Llama::load(files)?);
+    let llama = Arc::new(Llama::load_as(files, Holding::AsStored)?);
     files.release_memory();
     Ok((llama, chat, stop_ids))
 }

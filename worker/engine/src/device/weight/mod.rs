@@ -133,4 +133,4 @@ pub(crate) fn with_unpacked<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,67 +1,396 @@
-//! Coded weights times a few tokens: a chunk is unpacked once and used for all tokens.
+//! Coded weights times a few tokens: each is unpacked once, in registers, for all tokens.
+//!
+//! ```text
+//! y = sum over chunks of scale * (sum over 32 columns of q x) + minimum * (sum over 32 columns of x)
+//! ```
+//! All sums of a row and a token are taken in the order of the columns, whatever tokens are beside it.
 
-use pulp::{Simd, WithSimd};
-
-use crate::device::{
-    Shared,
-    math::dispatch,
-    weight::{COLUMNS, Coded, GROUP},
+#[cfg(target_arch = "x86_64")]
+use super::lanes::{Avx2, Avx512};
+use super::lanes::{Lanes, Portable};
+use crate::{
+    device::{
+        Shared,
+        tile::prefetch,
+        weight::{COLUMNS, Chunk, Coded, GROUP},
+    },
+    gguf::BlockType,
 };
 
-/// Tokens whose sums are kept at once.
-const TOKENS: usize = 8;
+/// Tokens whose totals are kept at once.
+const TOKENS: usize = 16;
 
-/// Sets the rows of one group in `y` `[tokens, rows]` to their weights times `x` `[tokens, columns]`.
-pub(super) fn rows(y: Shared<'_>, weight: &Coded, group: usize, x: &[f32]) {
-    dispatch(Rows {
-        y,
-        weight,
-        group,
-        x,
-    });
+/// Appends the sum of `x` `[tokens, columns]` over the columns of each chunk, `[tokens, chunks]`.
+pub(super) fn extend_sums(sums: &mut Vec<f32>, x: &[f32], columns: usize) {
+    for x in x.chunks_exact(columns) {
+        sums.extend(x.chunks(COLUMNS).map(|x| x.iter().sum::<f32>()));
+    }
 }
 
-struct Rows<'a> {
-    y: Shared<'a>,
-    weight: &'a Coded,
-    group: usize,
-    x: &'a [f32],
+/// A group's rows of one product.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    /// `[tokens, rows]`.
+    pub y: Shared<'a>,
+    pub weight: &'a Coded,
+    pub group: usize,
+    /// `[tokens, columns]`.
+    pub x: &'a [f32],
+    /// `x` summed over the columns of each chunk, from [`extend_sums`].
+    pub sums: &'a [f32],
 }
 
-impl WithSimd for Rows<'_> {
-    type Output = ();
+impl Rows<'_> {
+    /// Sets the rows with the widest vectors that the machine has.
+    pub(super) fn run(self) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the instructions are there.
+                return unsafe { with_avx512(self) };
+            }
+            if is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+            {
+                // SAFETY: the instructions are there.
+                return unsafe { with_avx2(self) };
+            }
+        }
+        // SAFETY: plain loops need nothing.
+        unsafe { self.all_tokens::<Portable, 6, 2, 1>() };
+    }
 
+    /// Goes through the group once for up to [`TOKENS`] tokens; each figure is how many vectors of rows are kept in
+    /// registers with 1, 4 and 8 tokens.
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) {
-        let Self {
-            y,
-            weight,
-            group,
-            x,
-        } = self;
-        let first = group * GROUP;
-        let count = GROUP.min(weight.rows() - first);
-        let mut values = [[0.0; GROUP]; COLUMNS];
-        for (batch, x) in x.chunks(TOKENS * weight.columns()).enumerate() {
-            let mut sums = [[0.0; GROUP]; TOKENS];
-            for chunk in 0..weight.chunks() {
-                weight.chunk(group, chunk).unpack(&mut values);
-                let tokens = x.chunks_exact(weight.columns());
-                for (sums, x) in sums.iter_mut().zip(tokens) {
-                    let x = x[chunk * COLUMNS..].iter();
-                    for (values, x) in values.iter().zip(x) {
-                        for (sum, value) in sums.iter_mut().zip(values) {
-                            *sum += value * x;
+    unsafe fn all_tokens<L: Lanes, const V1: usize, const V4: usize, const V8: usize>(self) {
+        let (rows, columns) = (self.weight.rows(), self.weight.columns());
+        let chunks = self.weight.chunks();
+        let first = self.group * GROUP;
+        let inputs = self.x.chunks(TOKENS * columns);
+        for (batch, (x, sums)) in inputs.zip(self.sums.chunks(TOKENS * chunks)).enumerate() {
+            let count = x.len() / columns;
+            let mut totals = [[0.0; GROUP]; TOKENS];
+            for index in 0..chunks {
+                let chunk = self.weight.chunk(self.group, index);
+                prefetch_behind(chunk);
+                let mut token = 0;
+                while token < count {
+                    let inputs = Inputs {
+                        x: &x[token * columns + index * COLUMNS..],
+                        stride: columns,
+                        columns: COLUMNS.min(columns - index * COLUMNS),
+                        sums: &sums[token * chunks + index..],
+                        sums_stride: chunks,
+                    };
+                    let totals = &mut totals[token..count];
+                    // SAFETY: by the caller.
+                    token += unsafe {
+                        match count - token {
+                            8.. => add_chunk::<L, V8, 8>(totals, chunk, inputs),
+                            4.. => add_chunk::<L, V4, 4>(totals, chunk, inputs),
+                            _ => add_chunk::<L, V1, 1>(totals, chunk, inputs),
                         }
-                    }
+                    };
                 }
             }
-            for (token, sums) in sums.iter().enumerate().take(x.len() / weight.columns()) {
-                let at = (batch * TOKENS + token) * weight.rows() + first;
+            for (token, totals) in totals[..count].iter().enumerate() {
+                let at = (batch * TOKENS + token) * rows + first;
+                let len = GROUP.min(rows - first);
                 // SAFETY: every task has other rows of `y`, and none is read before all are written.
-                let y = unsafe { y.part(at, count) };
-                y.copy_from_slice(&sums[..count]);
+                let y = unsafe { self.y.part(at, len) };
+                y.copy_from_slice(&totals[..len]);
             }
+        }
+    }
+}
+
+/// Asks for what lies a few kilobytes behind a chunk: the next chunks, or the next group's, across the pages'
+/// borders at which the hardware stops.
+#[inline(always)]
+fn prefetch_behind(chunk: Chunk<'_>) {
+    const AHEAD: usize = 4096;
+    let lines = chunk.codes.chunks(64);
+    for line in lines {
+        prefetch(line.as_ptr().wrapping_add(AHEAD).cast());
+    }
+}
+
+/// The inputs that one chunk is multiplied with.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    /// The first token's first column of the chunk.
+    x: &'a [f32],
+    /// Distance of tokens.
+    stride: usize,
+    /// Columns that there are.
+    columns: usize,
+    /// The sum of each token's columns.
+    sums: &'a [f32],
+    /// Distance of tokens in `sums`.
+    sums_stride: usize,
+}
+
+impl Inputs<'_> {
+    /// One column's value of a token.
+    #[inline(always)]
+    fn at(&self, token: usize, column: usize) -> f32 {
+        debug_assert!(column < self.columns);
+        // SAFETY: the chunk's columns lie within the token's row.
+        unsafe { *self.x.get_unchecked(token * self.stride + column) }
+    }
+}
+
+/// One row of vectors for each token.
+type Sums<L, const V: usize, const T: usize> = [[<L as Lanes>::Floats; V]; T];
+
+/// Adds the products of one chunk with `T` tokens to their totals, and gives `T`.
+#[inline(always)]
+unsafe fn add_chunk<L: Lanes, const V: usize, const T: usize>(
+    totals: &mut [[f32; GROUP]],
+    chunk: Chunk<'_>,
+    x: Inputs<'_>,
+) -> usize {
+    let (totals, _) = totals.split_at_mut(T);
+    for lane in (0..GROUP).step_by(V * L::N) {
+        // SAFETY: by the caller; the vectors from `lane` on lie within the group.
+        unsafe {
+            let sums = products::<L, V, T>(chunk, lane, x);
+            for v in 0..V {
+                let (scale, minimum) = factors::<L>(chunk, lane + v * L::N);
+                for (t, totals) in totals.iter_mut().enumerate() {
+                    let total = totals.as_mut_ptr().add(lane + v * L::N);
+                    let mut sum = L::mul_add(scale, sums[t][v], L::load(total));
+                    if let Some(minimum) = minimum {
+                        sum = L::mul_add(minimum, L::splat(x.sums[t * x.sums_stride]), sum);
+                    }
+                    L::store(sum, total);
+                }
+            }
+        }
+    }
+    T
+}
+
+/// What a row's products and its inputs are multiplied with, for the rows from `lane` on.
+#[inline(always)]
+unsafe fn factors<L: Lanes>(chunk: Chunk<'_>, lane: usize) -> (L::Floats, Option<L::Floats>) {
+    use BlockType::{Q4_0, Q4_1, Q4K, Q8_0};
+    // SAFETY: by the caller; all offsets are those of the layout.
+    unsafe {
+        let half = |bytes: &[u8], row: usize| {
+            L::f16s(bytes.as_ptr().cast::<u16>().add(row * GROUP + lane))
+        };
+        match chunk.block_type {
+            Q8_0 => (half(chunk.head, 0), None),
+            Q4_0 => {
+                let d = half(chunk.head, 0);
+                (d, Some(L::mul(d, L::splat(-8.0))))
+            }
+            Q4_1 => (half(chunk.head, 0), Some(half(chunk.head, 1))),
+            Q4K => {
+                let bytes = chunk.head.as_ptr().add(lane);
+                let m = L::mul(half(chunk.header, 1), L::splat(-1.0));
+                (
+                    L::mul(half(chunk.header, 0), L::bytes(bytes)),
+                    Some(L::mul(m, L::bytes(bytes.add(GROUP)))),
+                )
+            }
+            _ => (L::splat(1.0), None),
+        }
+    }
+}
+
+/// The sums over the chunk's columns of code times input; of value times input where a type has no kernel of its own.
+#[inline(always)]
+unsafe fn products<L: Lanes, const V: usize, const T: usize>(
+    chunk: Chunk<'_>,
+    lane: usize,
+    x: Inputs<'_>,
+) -> Sums<L, V, T> {
+    use BlockType::{Bf16, F16, Q4_0, Q4_1, Q4K, Q8_0};
+    // SAFETY: by the caller; all offsets are those of the layout.
+    unsafe {
+        let mut sums = [[L::splat(0.0); V]; T];
+        match chunk.block_type {
+            Q4_0 | Q4_1 | Q4K => {
+                let words = chunk.codes.as_ptr().cast::<u32>().add(lane);
+                for word in 0..COLUMNS / 8 {
+                    let mut low = [L::words(words.add(word * GROUP)); V];
+                    for (v, low) in low.iter_mut().enumerate().skip(1) {
+                        *low = L::words(words.add(word * GROUP + v * L::N));
+                    }
+                    // Eight columns, written out so that shifts are constants.
+                    macro_rules! columns {
+                        ($($index:literal)*) => {$(
+                            add_column::<L, V, T>(&mut sums, x, 8 * word + $index, |v| {
+                                L::nibbles(low[v], $index)
+                            });
+                        )*};
+                    }
+                    columns!(0 1 2 3 4 5 6 7);
+                }
+            }
+            Q8_0 => {
+                let codes = chunk.codes.as_ptr().add(lane);
+                for column in 0..COLUMNS {
+                    add_column::<L, V, T>(&mut sums, x, column, |v| {
+                        L::signed_bytes(codes.add(column * GROUP + v * L::N))
+                    });
+                }
+            }
+            F16 => {
+                let codes = chunk.codes.as_ptr().cast::<u16>().add(lane);
+                for column in 0..x.columns {
+                    add_column::<L, V, T>(&mut sums, x, column, |v| {
+                        L::f16s(codes.add(column * GROUP + v * L::N))
+                    });
+                }
+            }
+            Bf16 => {
+                let codes = chunk.codes.as_ptr().cast::<u16>().add(lane);
+                for column in 0..x.columns {
+                    add_column::<L, V, T>(&mut sums, x, column, |v| {
+                        L::bf16s(codes.add(column * GROUP + v * L::N))
+                    });
+                }
+            }
+            _ => {
+                let mut values = [[0.0; GROUP]; COLUMNS];
+                chunk.unpack(&mut values);
+                let values = values.as_flattened().as_ptr().add(lane);
+                for column in 0..COLUMNS {
+                    add_column::<L, V, T>(&mut sums, x, column, |v| {
+                        L::load(values.add(column * GROUP + v * L::N))
+                    });
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Adds `weight * x` of one column for all tokens.
+#[inline(always)]
+unsafe fn add_column<L: Lanes, const V: usize, const T: usize>(
+    sums: &mut Sums<L, V, T>,
+    x: Inputs<'_>,
+    column: usize,
+    weight: impl Fn(usize) -> L::Floats,
+) {
+    // SAFETY: by the caller.
+    unsafe {
+        let mut weights = [L::splat(0.0); V];
+        for (v, slot) in weights.iter_mut().enumerate() {
+            *slot = weight(v);
+        }
+        for (t, sums) in sums.iter_mut().enumerate() {
+            let x = L::splat(x.at(t, column));
+            for (sum, weight) in sums.iter_mut().zip(weights) {
+                *sum = L::mul_add(weight, x, *sum);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
+unsafe fn with_avx512(rows: Rows<'_>) {
+    // SAFETY: by the caller.
+    unsafe { rows.all_tokens::<Avx512, 3, 3, 1>() };
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn with_avx2(rows: Rows<'_>) {
+    // SAFETY: by the caller.
+    unsafe { rows.all_tokens::<Avx2, 6, 2, 1>() };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        device::{StoredRows, WeightMatrix, weight::tests::stored_bytes},
+        ops::test_values::{assert_close, values},
+    };
+
+    const TYPES: [BlockType; 9] = [
+        BlockType::F16,
+        BlockType::Bf16,
+        BlockType::Q8_0,
+        BlockType::Q4_0,
+        BlockType::Q4_1,
+        BlockType::Q5_1,
+        BlockType::Q4K,
+        BlockType::Q5K,
+        BlockType::Q6K,
+    ];
+
+    /// `y` of all groups, by one way of computing a group.
+    fn all(weight: &Coded, x: &[f32], rows: impl Fn(Rows<'_>)) -> Vec<f32> {
+        let mut y = vec![f32::NAN; x.len() / weight.columns() * weight.rows()];
+        let mut sums = Vec::new();
+        extend_sums(&mut sums, x, weight.columns());
+        let shared = Shared::new(&mut y);
+        for group in 0..weight.groups() {
+            rows(Rows {
+                y: shared,
+                weight,
+                group,
+                x,
+                sums: &sums,
+            });
+        }
+        y
+    }
+
+    fn check(rows: impl Fn(Rows<'_>)) {
+        let (outputs, columns, tokens) = (GROUP + 29, 512, 29);
+        let x = values(3, tokens * columns);
+        for block_type in TYPES {
+            let bytes = stored_bytes(block_type, outputs, columns);
+            let w = block_type.dequantise(&bytes);
+            let held = WeightMatrix::from_stored(StoredRows {
+                block_type,
+                bytes: &bytes,
+                rows: outputs,
+                columns,
+            });
+            let Ok(WeightMatrix::Coded(weight)) = held else {
+                panic!("{block_type} is held as f32");
+            };
+            let expected: Vec<f64> = x
+                .chunks(columns)
+                .flat_map(|x| w.chunks(columns).map(move |w| (x, w)))
+                .map(|(x, w)| {
+                    let products = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                    products.sum()
+                })
+                .collect();
+            let y = all(&weight, &x, &rows);
+            // Sums of 512 products whose codes reach 16 times the values.
+            assert_close(&block_type.to_string(), &y, &expected, 1e-5);
+            for (x, y) in x.chunks(columns).zip(y.chunks(outputs)) {
+                assert!(all(&weight, x, &rows) == y, "{block_type}: a token alone");
+            }
+        }
+    }
+
+    #[test]
+    fn products_agree_with_their_definition_and_a_token_is_the_same_alone() {
+        check(|rows| rows.run());
+        // SAFETY: plain loops need nothing.
+        check(|rows| unsafe { rows.all_tokens::<Portable, 6, 2, 1>() });
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn products_with_narrower_vectors_agree_with_their_definition() {
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            // SAFETY: the instructions are there.
+            check(|rows| unsafe { with_avx2(rows) });
         }
     }
 }

@@ -4,9 +4,10 @@ use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
 mod coded;
+mod lanes;
 
 use super::Lora;
-use crate::device::{PANEL, Shared, WeightMatrix, math::dispatch, weight::Coded};
+use crate::device::{PANEL, Shared, WeightMatrix, math::dispatch};
 
 /// Values of a panel that are multiplied together: a whole number of registers and of columns.
 const RUN: usize = 4 * PANEL;
@@ -21,14 +22,16 @@ pub(super) fn products(
     scratch: &mut Vec<f32>,
 ) {
     scratch.clear();
-    if outputs
-        .iter()
-        .any(|(_, w)| matches!(w, WeightMatrix::Panels(_)))
-    {
+    let is_coded = |w: &WeightMatrix| matches!(w, WeightMatrix::Coded(_));
+    if outputs.iter().any(|(_, w)| !is_coded(w)) {
         // Every value of x once per row of a panel, so that panels are multiplied as they lie.
         scratch.extend(x.iter().flat_map(|&x| [x; PANEL]));
     }
-    let spread: &[f32] = scratch;
+    let spread = scratch.len();
+    if let Some((_, w)) = outputs.iter().find(|(_, w)| is_coded(w)) {
+        coded::extend_sums(scratch, x, w.columns());
+    }
+    let (spread, sums) = scratch.split_at(spread);
     let mut parts = Vec::new();
     for (y, w) in outputs {
         let (rows, columns) = (w.rows(), w.columns());
@@ -52,22 +55,29 @@ pub(super) fn products(
                     })
                 }));
             }
-            WeightMatrix::Coded(coded) => {
-                parts.extend((0..coded.groups()).map(|group| Part::Coded(y, coded, group)));
+            WeightMatrix::Coded(weight) => {
+                parts.extend((0..weight.groups()).map(|group| {
+                    Part::Coded(coded::Rows {
+                        y,
+                        weight,
+                        group,
+                        x,
+                        sums,
+                    })
+                }));
             }
         }
     }
     parts.into_par_iter().for_each(|part| match part {
         Part::Panels(rows) => dispatch(rows),
-        Part::Coded(y, weight, group) => coded::rows(y, weight, group, x),
+        Part::Coded(rows) => rows.run(),
     });
 }
 
 /// One task.
 enum Part<'a> {
     Panels(Rows<'a>),
-    /// All outputs of a group of rows.
-    Coded(Shared<'a>, &'a Coded, usize),
+    Coded(coded::Rows<'a>),
 }
 
 /// Some panels' rows of one layer's output, for all tokens.
