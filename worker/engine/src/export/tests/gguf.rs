@@ -7,7 +7,7 @@ use super::{F32, assert_same_model, write};
 use crate::adapter;
 use crate::export::{FloatType, Format};
 use crate::gguf::{Structure, Value, WrittenTensor, WrittenType, read_structure, write_file};
-use crate::golden::{model_with_tokenizer, path};
+use crate::golden::{json, model_with_tokenizer, path};
 use crate::model::{LoraModule, ModelConfig, Projection, Weight};
 use crate::weights::ModelFiles;
 
@@ -214,4 +214,83 @@ fn a_tokenizer_without_a_name_in_the_format_is_refused() {
     let refused = write(&base, None, Format::GgufMerged(F32), &output).unwrap_err();
     assert!(refused.to_string().contains("pre_tokenizer"), "{refused}");
     assert!(!output.exists());
+}
+
+#[test]
+fn keys_are_those_of_llama_cpps_converter() {
+    let source = model_with_tokenizer("tied");
+    let base = ModelFiles::open(source.path()).unwrap();
+    let output = source.path().join("model.gguf");
+    write(&base, None, Format::GgufMerged(F32), &output).unwrap();
+    let written = read_structure(&fs::read(&output).unwrap()).unwrap();
+    // The golden tokenizer has no such tokens, and puts nothing in front of a text.
+    let absent = ["padding_token_id", "unknown_token_id", "add_space_prefix"];
+    for (key, kind) in json("export/converter_keys.json").as_object().unwrap() {
+        if absent.iter().any(|name| key.ends_with(name)) {
+            continue;
+        }
+        let found = written.metadata.get(key);
+        let is_of_kind = match (kind.as_str().unwrap(), found) {
+            ("UINT32", Some(Value::Integer(_)))
+            | ("FLOAT32", Some(Value::Float(_)))
+            | ("BOOL", Some(Value::Bool(_)))
+            | ("INT32", Some(Value::Integers(_)))
+            | ("STRING", Some(Value::String(_) | Value::Strings(_))) => true,
+            _ => false,
+        };
+        assert!(is_of_kind, "{key} ({kind}): {found:?}");
+    }
+}
+
+#[test]
+fn a_tokenizer_in_sentencepieces_manner_has_scores_in_the_order_of_its_merges() {
+    let source = model_with_tokenizer("tied");
+    let vocab = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<0x41>",
+        "\u{2581}",
+        "a",
+        "b",
+        "ab",
+        "\u{2581}ab",
+    ];
+    let vocab: serde_json::Map<_, _> = vocab
+        .iter()
+        .enumerate()
+        .map(|(id, token)| ((*token).to_owned(), id.into()))
+        .collect();
+    let special = |id: u32, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true})
+    };
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null,
+        "added_tokens": [special(0, "<unk>"), special(1, "<s>"), special(2, "</s>")],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "\u{2581}"},
+            {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"},
+        ]},
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+            "vocab": vocab, "merges": [["a", "b"], ["\u{2581}", "ab"]]},
+    });
+    fs::write(source.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let base = ModelFiles::open(source.path()).unwrap();
+    let output = source.path().join("model.gguf");
+    write(&base, None, Format::GgufMerged(F32), &output).unwrap();
+    let written = read_structure(&fs::read(&output).unwrap()).unwrap();
+    let value = |key: &str| written.metadata[&format!("tokenizer.ggml.{key}")].clone();
+    assert_eq!(value("model"), Value::String("llama".to_owned()));
+    assert_eq!(value("add_space_prefix"), Value::Bool(true));
+    let Value::Integers(types) = value("token_type") else {
+        panic!("types are integers");
+    };
+    assert_eq!(types[..10], [2, 3, 3, 6, 1, 1, 1, 1, 1, 5]);
+    let Value::Floats(scores) = value("scores") else {
+        panic!("scores are floats");
+    };
+    assert!(scores[7] > scores[8] && scores[8] > scores[5]);
+    assert_eq!(scores.len(), base.config.vocab_size);
 }
