@@ -18,6 +18,7 @@ pub(crate) mod golden;
 pub mod model;
 pub mod ops;
 pub mod optimizer;
+pub mod profile;
 pub mod random;
 pub mod schedule;
 pub mod tokenizer;

@@ -6,6 +6,7 @@
 
 mod activations;
 mod buffer;
+mod cache;
 mod mapped;
 pub(crate) mod math;
 mod panels;

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::{
     Activations, ActivationsMut, LANES, Shared, WeightMatrix,
+    cache::second_level_cache,
     panels::PANEL,
     tile::{Term, TileJob, Weights},
     weight::{COLUMNS, Coded, GROUP, with_unpacked},
@@ -158,15 +159,6 @@ impl<'a> ProductList<'a> {
     }
 }
 
-/// A weight's part that one task keeps in its second-level cache, in values.
-const TASK_WEIGHTS: usize = 96 * 1024;
-
-/// Longest part of a sum that is done at once, so that its inputs stay in the second-level cache; whole panels.
-const TASK_DEPTH: usize = 128 * PANEL;
-
-/// Blocks of tokens over which one task uses its part of the weight.
-const TASK_BLOCKS: usize = 16;
-
 /// `y = scale * (start + sum of matrix * input)`, in `y`'s shape `[tokens, rows]`.
 ///
 /// Every output is computed by one thread and in one order, however many threads there are.
@@ -194,30 +186,40 @@ pub(crate) fn multiply(
     let y_data = Shared::new(y.data());
     let depth = products.iter().map(|p| p.matrix.depth()).max().unwrap_or(1);
     let together = products.iter().map(|p| p.matrix.rows_together()).max();
-    let rows_per_task = TASK_WEIGHTS / depth.min(TASK_DEPTH);
-    let grid = Grid::new(blocks, rows, rows_per_task, together.unwrap_or(PANEL));
+    let together = together.unwrap_or(PANEL);
+    let width: usize = products.iter().map(|p| p.matrix.depth()).sum();
+    let task_depth = task_depth(depth);
+    let near = second_level_cache() / 2 / (width.min(task_depth) * LANES * size_of::<f32>());
+    let grid = Grid::new(blocks, rows, near, together);
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
             Start::Zero => std::ptr::null(),
             Start::From(other) => other.data().as_ptr(),
         };
-        with_unpacked(unpacked_len(products, rows_part), |unpacked| {
+        let each = rows_unpacked(products, rows_part, task_depth, together);
+        with_unpacked(unpacked_len(products, each, task_depth), |unpacked| {
+            let steps = (0..depth).step_by(task_depth);
+            let parts = steps.flat_map(|from| {
+                (rows_part.0..rows_part.1)
+                    .step_by(each)
+                    .map(move |row| (from, (row, rows_part.1.min(row + each))))
+            });
             let mut terms = [Term::EMPTY; MAX_PRODUCTS];
-            for from in (0..depth).step_by(TASK_DEPTH) {
+            for (from, rows_now) in parts {
                 let mut unpacked = &mut *unpacked;
                 let mut count = 0;
                 for Product { matrix, input } in products.iter().filter(|p| p.input.width() > from)
                 {
-                    let steps = TASK_DEPTH.min(input.width() - from);
+                    let steps = task_depth.min(input.width() - from);
                     terms[count] = Term {
-                        weights: matrix.part(rows_part, (from, steps), &mut unpacked),
+                        weights: matrix.part(rows_now, (from, steps), &mut unpacked),
                         depth: steps,
                         x: input.data()[from * LANES..].as_ptr(),
                         x_block: input.width() * LANES,
                     };
                     count += 1;
                 }
-                let last = from + TASK_DEPTH >= depth;
+                let last = from + task_depth >= depth;
                 let job = TileJob {
                     y: y_data.pointer(0),
                     y_row: LANES,
@@ -229,7 +231,7 @@ pub(crate) fn multiply(
                     },
                     terms: &terms[..count],
                     scale: if last { scale } else { 1.0 },
-                    rows: rows_part,
+                    rows: rows_now,
                     blocks: blocks_part,
                     lanes: LANES,
                 };
@@ -241,13 +243,29 @@ pub(crate) fn multiply(
     });
 }
 
-/// Values that the coded weights of some products take up when a task's part of them is unpacked.
-fn unpacked_len(products: &[Product<'_>], rows: (usize, usize)) -> usize {
+/// Values of coded weights that are unpacked at once, so that they stay in the second-level cache beside the inputs.
+const UNPACKED: usize = 48 * 1024;
+
+/// How many of a task's rows are computed at once: all, or few enough that coded weights are unpacked in small parts.
+fn rows_unpacked(
+    products: &[Product<'_>],
+    rows: (usize, usize),
+    task_depth: usize,
+    together: usize,
+) -> usize {
+    match unpacked_len(products, together, task_depth) {
+        0 => (rows.1 - rows.0).max(1),
+        len => (UNPACKED / len).max(1) * together,
+    }
+}
+
+/// Values that the coded weights of some products take up when their part of `rows` rows is unpacked.
+fn unpacked_len(products: &[Product<'_>], rows: usize, task_depth: usize) -> usize {
     let coded = products.iter().map(|p| match p.matrix {
         Matrix::Weight(WeightMatrix::Coded(_))
         | Matrix::WeightTransposed(WeightMatrix::Coded(_)) => {
-            let depth = TASK_DEPTH.min(p.matrix.depth());
-            (rows.1 - rows.0).next_multiple_of(PANEL) * depth.next_multiple_of(PANEL)
+            let depth = task_depth.min(p.matrix.depth());
+            rows.next_multiple_of(PANEL) * depth.next_multiple_of(PANEL)
         }
         _ => 0,
     });
@@ -339,7 +357,7 @@ fn outer_sums(sums: &mut [f32], mode: Sums, tall: Activations<'_>, narrow: &[f32
     let blocks = tall.blocks();
     let padded = sums.len() / tall.width();
     let sums = Shared::new(sums);
-    Grid::new(padded / LANES, tall.width(), 96, PANEL).for_each(|rows, blocks_of_sums| {
+    Grid::new(padded / LANES, tall.width(), 16, PANEL).for_each(|rows, blocks_of_sums| {
         let mut terms = [Term::EMPTY; TERMS];
         for first in (0..blocks).step_by(TERMS) {
             let count = TERMS.min(blocks - first);
@@ -391,52 +409,55 @@ pub(crate) fn transpose_block(out: &mut [f32], values: &[f32]) {
     }
 }
 
-/// How one product is cut into tasks: parts of the rows times parts of the blocks.
+/// The longest part of a sum that is done at once, in steps: so that the inputs of some blocks stay in the
+/// second-level cache. Equal parts, whole chunks of coded weights.
+fn task_depth(depth: usize) -> usize {
+    const BLOCKS: usize = 8;
+    let longest = second_level_cache() / 2 / (BLOCKS * LANES * size_of::<f32>());
+    depth
+        .div_ceil(depth.div_ceil(longest))
+        .next_multiple_of(2 * GROUP)
+}
+
+/// How one product is cut into tasks: parts of the blocks times parts of the rows.
 struct Grid {
     rows: usize,
     blocks: usize,
-    rows_per_task: usize,
-    blocks_per_task: usize,
+    together: usize,
+    row_parts: usize,
+    block_parts: usize,
 }
 
 impl Grid {
-    /// Tasks of about `rows_per_task` rows, whole multiples of `together`, made smaller where there are few of them.
-    fn new(blocks: usize, rows: usize, rows_per_task: usize, together: usize) -> Self {
-        let wanted = 4 * rayon::current_num_threads();
-        let mut grid = Self {
+    /// Tasks of at most `near` blocks each, and more than there are threads, so that none waits long for another;
+    /// their rows are whole multiples of `together`.
+    fn new(blocks: usize, rows: usize, near: usize, together: usize) -> Self {
+        let threads = rayon::current_num_threads();
+        let wanted = if threads == 1 { 1 } else { 4 * threads };
+        let block_parts = blocks
+            .div_ceil(near.max(1))
+            .next_multiple_of(threads)
+            .min(blocks);
+        Self {
             rows,
             blocks,
-            rows_per_task: (rows_per_task / together).max(1) * together,
-            blocks_per_task: TASK_BLOCKS,
-        };
-        while grid.tasks() < wanted && grid.rows_per_task > together.max(4 * PANEL) {
-            grid.rows_per_task = (grid.rows_per_task / 2).next_multiple_of(together);
+            together,
+            row_parts: wanted.div_ceil(block_parts).min(rows.div_ceil(together)),
+            block_parts,
         }
-        while grid.tasks() < wanted && grid.blocks_per_task > 2 {
-            grid.blocks_per_task /= 2;
-        }
-        grid
     }
 
-    fn tasks(&self) -> usize {
-        self.rows.div_ceil(self.rows_per_task) * self.blocks.div_ceil(self.blocks_per_task)
-    }
-
-    /// Runs a task for each part: first and last row, first and last block.
+    /// Runs a task for each part: first and last row, first and last block. Tasks of the same blocks are neighbours.
     fn for_each(&self, task: impl Fn((usize, usize), (usize, usize)) + Sync) {
-        let parts = self.blocks.div_ceil(self.blocks_per_task);
-        (0..self.tasks())
+        let groups = self.rows.div_ceil(self.together);
+        let row = |part: usize| (part * groups / self.row_parts * self.together).min(self.rows);
+        let block = |part: usize| part * self.blocks / self.block_parts;
+        (0..self.block_parts * self.row_parts)
             .into_par_iter()
             .with_max_len(1)
             .for_each(|i| {
-                let (row, block) = (
-                    i / parts * self.rows_per_task,
-                    i % parts * self.blocks_per_task,
-                );
-                task(
-                    (row, self.rows.min(row + self.rows_per_task)),
-                    (block, self.blocks.min(block + self.blocks_per_task)),
-                );
+                let (r, b) = (i % self.row_parts, i / self.row_parts);
+                task((row(r), row(r + 1)), (block(b), block(b + 1)));
             });
     }
 }

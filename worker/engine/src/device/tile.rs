@@ -116,61 +116,67 @@ impl WithSimd for Checked<'_> {
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let job = &self.0;
-        let pair = 2 * S::F32_LANES;
-        for block in job.blocks.0..job.blocks.1 {
-            let mut lane = 0;
-            while lane + pair <= job.lanes {
-                // SAFETY: by the caller of `TileJob::run`.
-                unsafe { column::<S, 2>(simd, job, block, lane) };
-                lane += pair;
-            }
-            while lane < job.lanes {
-                // SAFETY: by the caller of `TileJob::run`.
-                unsafe { column::<S, 1>(simd, job, block, lane) };
-                lane += S::F32_LANES;
+        let (mut row, end) = job.rows;
+        while row < end {
+            // SAFETY: by the caller of `TileJob::run`.
+            unsafe {
+                row += match height::<S>(job, row) {
+                    12 => rows::<S, 12>(simd, job, row),
+                    8 => rows::<S, 8>(simd, job, row),
+                    6 => rows::<S, 6>(simd, job, row),
+                    4 => rows::<S, 4>(simd, job, row),
+                    _ => rows::<S, 1>(simd, job, row),
+                }
             }
         }
     }
 }
 
-/// All rows of `V` registers' lanes: tiles as high as the registers allow, then lower ones for what is left.
+/// Height of the tiles that begin at a row: as high as the registers allow, lower ones for what is left.
 #[inline(always)]
-unsafe fn column<S: Simd, const V: usize>(simd: S, job: &TileJob<'_>, block: usize, lane: usize) {
-    let (mut row, end) = job.rows;
-    let panels = job
-        .terms
-        .iter()
-        .any(|t| matches!(t.weights, Weights::Panels { .. }));
-    let fits = |row: usize, height: usize| {
-        row + height <= end && (!panels || row % PANEL + height <= PANEL)
+fn height<S: Simd>(job: &TileJob<'_>, row: usize) -> usize {
+    let is_panel = |term: &Term| matches!(term.weights, Weights::Panels { .. });
+    let left = job.rows.1 - row;
+    let most = match job.terms.iter().any(is_panel) {
+        true => left.min(PANEL - row % PANEL),
+        // Two tiles of 8 rather than one of 12 and one of 4.
+        false if left == 16 => 8,
+        false => left,
     };
-    // SAFETY: by the caller of `TileJob::run`.
-    unsafe {
-        if S::REGISTER_COUNT >= 32 {
-            while fits(row, 12) && (panels || row + 16 != end) {
-                tile::<S, 12, V>(simd, job, row, block, lane);
-                row += 12;
-            }
-            while fits(row, 8) {
-                tile::<S, 8, V>(simd, job, row, block, lane);
-                row += 8;
-            }
-        } else {
-            while fits(row, 6) {
-                tile::<S, 6, V>(simd, job, row, block, lane);
-                row += 6;
-            }
+    let heights: &[usize] = if S::REGISTER_COUNT >= 32 {
+        &[12, 8, 4]
+    } else {
+        &[6, 4]
+    };
+    let fits = heights.iter().find(|&&height| height <= most);
+    fits.copied().unwrap_or(1)
+}
+
+/// All lanes of all blocks for `R` rows, whose weights so stay near; gives `R`.
+#[inline(always)]
+unsafe fn rows<S: Simd, const R: usize>(simd: S, job: &TileJob<'_>, row: usize) -> usize {
+    let pair = 2 * S::F32_LANES;
+    for block in job.blocks.0..job.blocks.1 {
+        let mut lane = 0;
+        while lane + pair <= job.lanes {
+            // SAFETY: by the caller of `TileJob::run`.
+            unsafe { tile::<S, R, 2>(simd, job, row, block, lane) };
+            lane += pair;
         }
-        while fits(row, 4) {
-            tile::<S, 4, V>(simd, job, row, block, lane);
-            row += 4;
-        }
-        while row < end {
-            tile::<S, 1, V>(simd, job, row, block, lane);
-            row += 1;
+        while lane < job.lanes {
+            // SAFETY: by the caller of `TileJob::run`.
+            unsafe { tile::<S, R, 1>(simd, job, row, block, lane) };
+            lane += S::F32_LANES;
         }
     }
+    R
 }
+
+/// Values of a cache line.
+const LINE: usize = 16;
+
+/// How many panels before its use a panel's part is asked for.
+const PANELS_AHEAD: usize = 3;
 
 /// The registers of one tile: `R` rows of `V` registers.
 type Tile<S, const R: usize, const V: usize> = [[<S as Simd>::f32s; V]; R];
@@ -188,11 +194,12 @@ unsafe fn tile<S: Simd, const R: usize, const V: usize>(
     let mut sum: Tile<S, R, V> = [[simd.splat_f32s(0.0); V]; R];
     // SAFETY: by the caller of `TileJob::run`; all strides are those that the job describes.
     unsafe {
-        if !job.start.is_null() {
-            let start = job.start.add(offset);
-            for (r, sum) in sum.iter_mut().enumerate() {
-                for (v, sum) in sum.iter_mut().enumerate() {
-                    *sum = load(simd, start.add(r * job.y_row + v * S::F32_LANES));
+        // Asked for now, used at the end.
+        for r in 0..R {
+            for v in (0..V * S::F32_LANES).step_by(LINE) {
+                prefetch(job.y.wrapping_add(offset + r * job.y_row + v));
+                if !job.start.is_null() && job.start != job.y {
+                    prefetch(job.start.wrapping_add(offset + r * job.y_row + v));
                 }
             }
         }
@@ -222,6 +229,15 @@ unsafe fn tile<S: Simd, const R: usize, const V: usize>(
                     }
                 }
             };
+        }
+        if !job.start.is_null() {
+            let start = job.start.add(offset);
+            for (r, sum) in sum.iter_mut().enumerate() {
+                for (v, sum) in sum.iter_mut().enumerate() {
+                    let start = load(simd, start.add(r * job.y_row + v * S::F32_LANES));
+                    *sum = simd.add_f32s(*sum, start);
+                }
+            }
         }
         let y = job.y.add(offset);
         let scale = simd.splat_f32s(job.scale);
@@ -268,19 +284,18 @@ unsafe fn transposed<S: Simd, const R: usize, const V: usize>(
     mut x: *const f32,
     depth: usize,
 ) -> Tile<S, R, V> {
-    const LINE: usize = 16;
     for _ in 0..depth / PANEL {
-        let next = weights.wrapping_add(panel);
+        // The next panels' parts are far away, where no hardware prefetcher looks.
+        let ahead = weights.wrapping_add(PANELS_AHEAD * panel);
         for i in 0..PANEL {
-            // The next panel's part is far away, where no hardware prefetcher looks.
-            if i * LINE < PANEL * PANEL {
-                prefetch(next.wrapping_add(i * LINE));
+            if i * LINE < R * PANEL {
+                prefetch(ahead.wrapping_add(i * LINE));
             }
             // SAFETY: by the caller of `TileJob::run`.
             unsafe { sum = step(simd, sum, weights.add(i), PANEL, x) };
             x = x.wrapping_add(LANES);
         }
-        weights = next;
+        weights = weights.wrapping_add(panel);
     }
     for i in 0..depth % PANEL {
         // SAFETY: by the caller of `TileJob::run`.

@@ -7,6 +7,7 @@ use crate::{
     EngineError,
     device::Buffer,
     ops::{dropout::Dropout, linear::Lora},
+    profile::{Operation, Timed},
 };
 
 /// Trained values with their gradients, in one order.
@@ -151,6 +152,7 @@ impl Trainable {
     }
 
     pub(super) fn zero_gradients(&mut self) {
+        let _timed = Timed::begin(Operation::ZeroGradients, 0);
         self.values.gradients.as_mut_slice().fill(0.0);
     }
 
@@ -166,6 +168,7 @@ impl Trainable {
 
     /// Packs the trained weights into the model.
     pub(super) fn pack_into(&mut self, model: &mut Llama) {
+        let _timed = Timed::begin(Operation::Packing, 0);
         self.changed = false;
         for (weight, range) in &self.whole {
             model.set(*weight, &self.values.values.as_slice()[range.clone()]);

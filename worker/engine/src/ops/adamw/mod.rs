@@ -9,6 +9,8 @@
 
 mod cpu;
 
+use crate::profile::{Operation, Timed};
+
 /// Settings of one AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW {
@@ -41,6 +43,7 @@ pub fn adamw_step(
         w.len() == g.len() && m.len() == g.len() && v.len() == g.len(),
         "weights, moments and gradients of one length"
     );
+    let _timed = Timed::begin(Operation::AdamW, 0);
     let bias = |beta: f64| 1.0 - beta.powf(settings.step as f64);
     cpu::step(
         w,

@@ -15,7 +15,10 @@ mod cpu;
 
 pub(crate) use cpu::{attend_one, score_tokens};
 
-use crate::device::{Activations, ActivationsMut, LANES, padded_tokens};
+use crate::{
+    device::{Activations, ActivationsMut, LANES, padded_tokens},
+    profile::{Operation, Timed},
+};
 
 /// Number and width of the heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +77,13 @@ impl<'a> Sequences<'a> {
         Self { starts, offsets }
     }
 
+    /// What one product of all queries with the keys that they see takes, over all heads.
+    fn product_flops(&self, heads: Heads) -> usize {
+        let lengths = self.offsets.windows(2).map(|bounds| bounds[1] - bounds[0]);
+        let pairs: usize = lengths.map(|length| length * (length + 1) / 2).sum();
+        2 * pairs * heads.queries * heads.dim
+    }
+
     /// The starts of one block's lanes.
     fn block(&self, block: usize) -> &'a [f32] {
         &self.starts[block * LANES..][..LANES]
@@ -100,6 +110,7 @@ pub fn attention_forward(
     );
     assert!(k.blocks() >= first_block + q.blocks() && v.blocks() == k.blocks());
     assert_eq!(lse.len(), q.blocks() * LANES * heads.queries);
+    let _timed = Timed::begin(Operation::Attention, 2 * sequences.product_flops(heads));
     cpu::forward(o, lse, (q, k, v), sequences, first_block, heads);
 }
 
@@ -131,6 +142,10 @@ pub fn attention_backward(
         );
     }
     assert_eq!(lse.len(), blocks * LANES * heads.queries);
+    let _timed = Timed::begin(
+        Operation::AttentionGradient,
+        5 * sequences.product_flops(heads),
+    );
     let sums = cpu::per_head(dq, (d_o, o, lse), (q, k, v), sequences, heads, scratch);
     cpu::sum_groups((dk, dv), sums, heads);
 }

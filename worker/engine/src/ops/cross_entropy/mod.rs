@@ -15,6 +15,7 @@ use crate::{
         product::{Matrix, Product, Start, accumulate_outer, multiply, outer_scratch},
     },
     model::{IGNORE, LossSum, TokenScore},
+    profile::{Operation, Timed},
 };
 
 /// Labelled tokens per chunk.
@@ -31,6 +32,7 @@ pub fn cross_entropy_forward(
     scratch: &mut [f32],
     mut each: impl FnMut(TokenScore),
 ) {
+    let _timed = Timed::begin(Operation::CrossEntropy, product_flops(targets, head));
     for_each_chunk(targets, |tokens| {
         let mut chunk = Chunk::carve(scratch, tokens.len(), head);
         chunk.project(x, tokens, head);
@@ -49,6 +51,11 @@ pub fn cross_entropy_forward_backward(
     scratch: &mut [f32],
 ) -> LossSum {
     assert_eq!((dx.width(), dx.blocks()), (x.width(), x.blocks()));
+    let products = if dhead.is_some() { 3 } else { 2 };
+    let _timed = Timed::begin(
+        Operation::CrossEntropy,
+        products * product_flops(targets, head),
+    );
     dx.data().fill(0.0);
     let mut loss = LossSum::default();
     for_each_chunk(targets, |tokens| {
@@ -85,6 +92,12 @@ pub fn cross_entropy_scratch(
     let statistics = cpu::parts(vocabulary) * 2 * padded;
     let parts = [padded * hidden, padded * vocabulary, statistics, padded];
     parts.into_iter().map(Carver::space).sum::<usize>() + outer
+}
+
+/// What one product of all labelled tokens with the output projection takes.
+fn product_flops(targets: &[i32], head: &WeightMatrix) -> usize {
+    let labelled = targets.iter().filter(|&&target| target != IGNORE).count();
+    2 * labelled * head.rows() * head.columns()
 }
 
 /// Calls `work` with the positions of the labelled tokens, a chunk at a time.

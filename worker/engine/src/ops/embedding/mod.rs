@@ -6,10 +6,14 @@
 
 use rayon::prelude::*;
 
-use crate::device::{Activations, ActivationsMut, LANES, WeightMatrix};
+use crate::{
+    device::{Activations, ActivationsMut, LANES, WeightMatrix},
+    profile::{Operation, Timed},
+};
 
 /// `x` `[tokens, width]` from `ids` and `e` `[vocabulary, width]`; lanes past the last token become zero.
 pub fn embedding_forward(x: &mut ActivationsMut<'_>, ids: &[u32], e: &WeightMatrix) {
+    let _timed = Timed::begin(Operation::Embedding, 0);
     let width = x.width();
     assert_eq!(width, e.columns(), "width of the embedding");
     let blocks = x.data().par_chunks_exact_mut(width * LANES);
@@ -29,6 +33,7 @@ pub fn embedding_forward(x: &mut ActivationsMut<'_>, ids: &[u32], e: &WeightMatr
 
 /// `de` row-major `[vocabulary, width]` gets the gradient of each token added to its row.
 pub fn embedding_backward(de: &mut [f32], ids: &[u32], dx: Activations<'_>) {
+    let _timed = Timed::begin(Operation::EmbeddingGradient, 0);
     // Tokens in order on one thread: rows repeat, and the order of addition must not change.
     for (token, &id) in ids.iter().enumerate() {
         let row = &mut de[id as usize * dx.width()..][..dx.width()];

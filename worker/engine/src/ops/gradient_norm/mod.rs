@@ -7,13 +7,17 @@
 
 use rayon::prelude::*;
 
-use crate::device::run;
+use crate::{
+    device::run,
+    profile::{Operation, Timed},
+};
 
 /// Values per partial sum; fixed, so that the result does not depend on the number of threads.
 const PART: usize = 4096;
 
 /// The sum of squares of one gradient, in f64.
 pub fn squared_norm(gradient: &[f32]) -> f64 {
+    let _timed = Timed::begin(Operation::GradientNorm, 0);
     let parts: Vec<f64> = run(|| {
         let parts = gradient.par_chunks(PART);
         parts

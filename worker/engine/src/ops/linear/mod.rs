@@ -15,9 +15,12 @@ use rayon::prelude::*;
 
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub use crate::device::product::Start;
-use crate::device::{
-    Activations, ActivationsMut, LANES, WeightMatrix,
-    product::{Matrix, Product, ProductList, accumulate_outer, multiply, outer_scratch},
+use crate::{
+    device::{
+        Activations, ActivationsMut, LANES, WeightMatrix,
+        product::{Matrix, Product, ProductList, accumulate_outer, multiply, outer_scratch},
+    },
+    profile::{Operation, Timed},
 };
 
 /// The LoRA pair beside a layer.
@@ -62,23 +65,37 @@ pub fn linear_forward(
         input: x,
     };
     let Some((lora, u)) = lora else {
+        let _timed = Timed::begin(Operation::Linear, product_flops(w, x.tokens()));
         return multiply(y, start, &[main], 1.0);
     };
-    let input = lora.input(x, scratch);
-    multiply(
-        u,
-        Start::Zero,
-        &[Product {
-            matrix: Matrix::Rows(lora.a, x.width()),
-            input,
-        }],
-        lora.scale,
-    );
+    inner_forward(u, x, lora, scratch);
     let pair = Product {
         matrix: Matrix::Rows(lora.b, lora.rank),
         input: u.view(),
     };
+    let flops = product_flops(w, x.tokens()) + 2 * x.tokens() * lora.b.len();
+    let _timed = Timed::begin(Operation::Linear, flops);
     multiply(y, start, &[main, pair], 1.0);
+}
+
+/// `u = scale * A x`.
+fn inner_forward(
+    u: &mut ActivationsMut<'_>,
+    x: Activations<'_>,
+    lora: Lora<'_>,
+    scratch: &mut [f32],
+) {
+    let _timed = Timed::begin(Operation::LoraInner, 2 * x.tokens() * lora.a.len());
+    let product = Product {
+        matrix: Matrix::Rows(lora.a, x.width()),
+        input: lora.input(x, scratch),
+    };
+    multiply(u, Start::Zero, &[product], lora.scale);
+}
+
+/// What a weight's product with so many tokens takes.
+fn product_flops(w: &WeightMatrix, tokens: usize) -> usize {
+    2 * tokens * w.rows() * w.columns()
 }
 
 /// Sets `du`, and adds to the gradient of B; `u` is what the forward pass kept.
@@ -92,6 +109,7 @@ pub(crate) fn lora_backward_b(
     lora: Lora<'_>,
     scratch: &mut [f32],
 ) {
+    let _timed = Timed::begin(Operation::LoraGradient, 4 * dy.tokens() * lora.b.len());
     let product = Product {
         matrix: Matrix::RowsTransposed(lora.b, lora.rank),
         input: dy,
@@ -110,6 +128,7 @@ pub(crate) fn lora_backward_a(
     lora: Lora<'_>,
     scratch: &mut [f32],
 ) {
+    let _timed = Timed::begin(Operation::LoraGradient, 2 * x.tokens() * lora.a.len());
     let (dropped, scratch) = scratch.split_at_mut(lora.dropout.map_or(0, |_| x.data().len()));
     accumulate_outer(da, du, lora.input(x, dropped), scratch);
 }
@@ -182,6 +201,11 @@ pub(crate) fn linear_backward_input(
     scratch: &mut [f32],
 ) {
     let width = dx.width();
+    let flops = branches.iter().map(|branch| {
+        let pair = branch.lora.map_or(0, |(lora, _)| lora.a.len());
+        product_flops(branch.w, branch.dy.tokens()) + 2 * branch.dy.tokens() * pair
+    });
+    let _timed = Timed::begin(Operation::LinearInputGradient, flops.sum());
     let mut products = ProductList::new();
     for branch in branches {
         products.push(Matrix::WeightTransposed(branch.w), branch.dy);
@@ -213,6 +237,7 @@ pub(crate) fn linear_backward_weight(
     x: Activations<'_>,
     scratch: &mut [f32],
 ) {
+    let _timed = Timed::begin(Operation::WeightGradient, 2 * x.tokens() * dw.len());
     accumulate_outer(dw, dy, x, scratch);
 }
 

@@ -8,7 +8,10 @@
 
 mod cpu;
 
-use crate::device::{Activations, ActivationsMut, LANES};
+use crate::{
+    device::{Activations, ActivationsMut, LANES},
+    profile::{Operation, Timed},
+};
 
 /// `y` and `x` `[tokens, width]`, `rstd` `[tokens, 1]`, `w` `[width]`.
 pub fn rms_norm_forward(
@@ -23,6 +26,7 @@ pub fn rms_norm_forward(
         (x.width(), x.blocks(), x.width())
     );
     assert_eq!(rstd.len(), x.blocks() * LANES);
+    let _timed = Timed::begin(Operation::Norm, 0);
     cpu::forward(y, rstd, x, w, eps);
 }
 
@@ -32,6 +36,7 @@ pub fn rms_norm_again(y: &mut ActivationsMut<'_>, rstd: &[f32], x: Activations<'
         (y.width(), y.blocks(), w.len()),
         (x.width(), x.blocks(), x.width())
     );
+    let _timed = Timed::begin(Operation::Norm, 0);
     cpu::again(y, rstd, x, w);
 }
 
@@ -69,6 +74,7 @@ pub fn rms_norm_backward(
         (dy.width(), dy.blocks(), w.len()),
         (x.width(), x.blocks(), x.width())
     );
+    let _timed = Timed::begin(Operation::NormGradient, 0);
     cpu::backward(dx, dy, x, rstd, w);
 }
 
@@ -80,6 +86,7 @@ pub fn rms_norm_backward_weight(
     rstd: &[f32],
 ) {
     assert_eq!(dw.len(), x.width());
+    let _timed = Timed::begin(Operation::NormGradient, 0);
     cpu::backward_weight(dw, dy, x, rstd);
 }
 

@@ -16,6 +16,7 @@ use frequencies::frequencies;
 use crate::{
     device::{ActivationsMut, LANES, padded_tokens},
     model::{ModelConfig, RopeScaling},
+    profile::{Operation, Timed},
 };
 
 /// The frequencies of a model's rotary embedding.
@@ -59,6 +60,7 @@ impl Rotary {
 
     /// Fills `storage` with the cosines and sines of `positions`.
     pub fn angles<'a>(&self, storage: &'a mut [f32], positions: &[u32]) -> Angles<'a> {
+        let _timed = Timed::begin(Operation::Rotary, 0);
         let (cos, sin) = storage[..self.storage(positions.len())]
             .split_at_mut(self.storage(positions.len()) / 2);
         cpu::angles(cos, sin, positions, self);
@@ -74,6 +76,7 @@ impl Rotary {
 
 /// Turns `x` `[tokens, heads * head_dim]` in place.
 pub fn rotary_forward(x: &mut ActivationsMut<'_>, angles: Angles<'_>) {
+    let _timed = Timed::begin(Operation::Rotary, 0);
     cpu::turn(x, angles, 1.0);
 }
 
@@ -93,6 +96,7 @@ pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
 
 /// Turns the gradient `dx` back in place.
 pub fn rotary_backward(dx: &mut ActivationsMut<'_>, angles: Angles<'_>) {
+    let _timed = Timed::begin(Operation::Rotary, 0);
     cpu::turn(dx, angles, -1.0);
 }
 

@@ -7,12 +7,16 @@
 
 mod cpu;
 
-use crate::device::{Activations, ActivationsMut};
+use crate::{
+    device::{Activations, ActivationsMut},
+    profile::{Operation, Timed},
+};
 
 /// `h`, `gate` and `up` `[tokens, width]`.
 pub fn swiglu_forward(h: &mut ActivationsMut<'_>, gate: Activations<'_>, up: Activations<'_>) {
     let shape = (h.width(), h.blocks());
     assert!(shape == (gate.width(), gate.blocks()) && shape == (up.width(), up.blocks()));
+    let _timed = Timed::begin(Operation::Swiglu, 0);
     cpu::forward(h, gate, up);
 }
 
@@ -32,6 +36,7 @@ pub fn swiglu_backward(
 ) {
     let shape = (dh.width(), dh.blocks());
     assert!(shape == (gate.width(), gate.blocks()) && shape == (up.width(), up.blocks()));
+    let _timed = Timed::begin(Operation::SwigluGradient, 0);
     cpu::backward(gate, up, dh);
 }
 
