@@ -9,6 +9,7 @@ mod buffer;
 mod cache;
 mod mapped;
 pub(crate) mod math;
+pub(crate) mod outer;
 mod panels;
 pub(crate) mod product;
 mod shared;

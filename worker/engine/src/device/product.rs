@@ -189,7 +189,7 @@ pub(crate) fn multiply(
     let together = together.unwrap_or(PANEL);
     let width: usize = products.iter().map(|p| p.matrix.depth()).sum();
     let task_depth = task_depth(depth);
-    let near = second_level_cache() / 2 / (width.min(task_depth) * LANES * size_of::<f32>());
+    let near = second_level_cache() / NEAR_SHARE / (width.min(task_depth) * LANES * size_of::<f32>());
     let grid = Grid::new(blocks, rows, near, together);
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
@@ -243,6 +243,10 @@ pub(crate) fn multiply(
     });
 }
 
+/// The part of the second-level cache that a task's inputs take up: measured best where weights, outputs and what
+/// other programs do pass through the same cache.
+const NEAR_SHARE: usize = 8;
+
 /// Values of coded weights that are unpacked at once, so that they stay in the second-level cache beside the inputs.
 const UNPACKED: usize = 48 * 1024;
 
@@ -272,143 +276,6 @@ fn unpacked_len(products: &[Product<'_>], rows: usize, task_depth: usize) -> usi
     coded.sum()
 }
 
-/// `c[i][j] += sum over tokens of p[token][i] * q[token][j]`, with `c` row-major `[p.width, q.width]`.
-///
-/// `scratch` needs [`outer_scratch`] values. Tokens are summed in one order, however many threads there are.
-pub(crate) fn accumulate_outer(
-    c: &mut [f32],
-    p: Activations<'_>,
-    q: Activations<'_>,
-    scratch: &mut [f32],
-) {
-    let shape = (p.width() * q.width(), p.blocks());
-    assert_eq!((c.len(), q.blocks()), shape, "shapes of an outer product");
-    if sums_in_place(p.width(), q.width()) {
-        let transposed = &mut scratch[..q.data().len()];
-        transpose(transposed, q);
-        return outer_sums(c, Sums::Add, p, transposed, LANES);
-    }
-    // The narrower side becomes the lanes, because these have to be transposed first.
-    let (tall, narrow) = if p.width() >= q.width() {
-        (p, q)
-    } else {
-        (q, p)
-    };
-    let padded = narrow.width().next_multiple_of(LANES);
-    let (transposed, sums) = scratch.split_at_mut(p.blocks() * LANES * padded);
-    let transposed = &mut transposed[..p.blocks() * LANES * padded];
-    let sums = &mut sums[..tall.width() * padded];
-    transpose(transposed, narrow);
-    let lanes = if narrow.width() <= LANES / 2 {
-        LANES / 2
-    } else {
-        LANES
-    };
-    outer_sums(sums, Sums::Set, tall, transposed, lanes);
-    for (i, c) in c.chunks_exact_mut(q.width()).enumerate() {
-        if p.width() >= q.width() {
-            c.iter_mut()
-                .zip(&sums[i * padded..])
-                .for_each(|(c, sum)| *c += sum);
-        } else {
-            c.iter_mut()
-                .zip(sums[i..].iter().step_by(padded))
-                .for_each(|(c, sum)| *c += sum);
-        }
-    }
-}
-
-/// Values of scratch that [`accumulate_outer`] needs for these widths.
-pub(crate) fn outer_scratch(blocks: usize, p: usize, q: usize) -> usize {
-    if sums_in_place(p, q) {
-        return blocks * LANES * q;
-    }
-    (blocks * LANES + p.max(q)) * p.min(q).next_multiple_of(LANES)
-}
-
-/// Whether an outer product is large and regular enough to be summed up where it belongs.
-fn sums_in_place(p: usize, q: usize) -> bool {
-    q.is_multiple_of(LANES) && p >= 2 * LANES
-}
-
-/// What happens to the values that a sum's place holds already.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Sums {
-    Set,
-    Add,
-}
-
-/// `out[feature / LANES][token][feature % LANES] = x[token][feature]`; missing features are zero.
-fn transpose(out: &mut [f32], x: Activations<'_>) {
-    let chunk_len = x.blocks() * LANES * LANES;
-    out.par_chunks_mut(chunk_len)
-        .enumerate()
-        .for_each(|(chunk, out)| {
-            let (first, end) = (chunk * LANES, x.width().min((chunk + 1) * LANES));
-            for (block, out) in out.chunks_exact_mut(LANES * LANES).enumerate() {
-                transpose_block(out, &x.block(block)[first * LANES..end * LANES]);
-            }
-        });
-}
-
-/// `sums[i][j] = sum over tokens of tall[token][i] * narrow[token][j]`, `narrow` transposed by [`transpose`].
-fn outer_sums(sums: &mut [f32], mode: Sums, tall: Activations<'_>, narrow: &[f32], lanes: usize) {
-    const TERMS: usize = 8;
-    let blocks = tall.blocks();
-    let padded = sums.len() / tall.width();
-    let sums = Shared::new(sums);
-    Grid::new(padded / LANES, tall.width(), 16, PANEL).for_each(|rows, blocks_of_sums| {
-        let mut terms = [Term::EMPTY; TERMS];
-        for first in (0..blocks).step_by(TERMS) {
-            let count = TERMS.min(blocks - first);
-            for (i, term) in terms[..count].iter_mut().enumerate() {
-                *term = Term {
-                    weights: Weights::Strided {
-                        start: tall.block(first + i).as_ptr(),
-                        row_stride: LANES,
-                        step_stride: 1,
-                    },
-                    depth: LANES,
-                    x: narrow[(first + i) * LANES * LANES..].as_ptr(),
-                    x_block: blocks * LANES * LANES,
-                };
-            }
-            let job = TileJob {
-                y: sums.pointer(0),
-                y_row: padded,
-                y_block: LANES,
-                start: if first == 0 && mode == Sums::Set {
-                    std::ptr::null()
-                } else {
-                    sums.pointer(0)
-                },
-                terms: &terms[..count],
-                scale: 1.0,
-                rows,
-                blocks: blocks_of_sums,
-                lanes,
-            };
-            // SAFETY: all slices are borrowed by the arguments, with the shapes that their callers assert, and the
-            // grid's tasks write disjoint rows and columns of the sums.
-            unsafe { job.dispatch() };
-        }
-    });
-}
-
-/// `out[lane][feature] = values[feature][lane]`, features past the last zero; `out` is `LANES * LANES`.
-pub(crate) fn transpose_block(out: &mut [f32], values: &[f32]) {
-    let features = values.len() / LANES;
-    for (lane, out) in out.chunks_exact_mut(LANES).enumerate() {
-        for (feature, value) in out.iter_mut().enumerate() {
-            *value = if feature < features {
-                values[feature * LANES + lane]
-            } else {
-                0.0
-            };
-        }
-    }
-}
-
 /// The longest part of a sum that is done at once, in steps: so that the inputs of some blocks stay in the
 /// second-level cache. Equal parts, whole chunks of coded weights.
 fn task_depth(depth: usize) -> usize {
@@ -420,7 +287,7 @@ fn task_depth(depth: usize) -> usize {
 }
 
 /// How one product is cut into tasks: parts of the blocks times parts of the rows.
-struct Grid {
+pub(crate) struct Grid {
     rows: usize,
     blocks: usize,
     together: usize,
@@ -428,27 +295,33 @@ struct Grid {
     block_parts: usize,
 }
 
+/// Outputs of fewer rows than this are cut by blocks alone, so that their inputs are read once.
+const NARROW: usize = 8 * PANEL;
+
 impl Grid {
     /// Tasks of at most `near` blocks each, and more than there are threads, so that none waits long for another;
     /// their rows are whole multiples of `together`.
-    fn new(blocks: usize, rows: usize, near: usize, together: usize) -> Self {
+    pub(crate) fn new(blocks: usize, rows: usize, near: usize, together: usize) -> Self {
         let threads = rayon::current_num_threads();
         let wanted = if threads == 1 { 1 } else { 4 * threads };
-        let block_parts = blocks
-            .div_ceil(near.max(1))
-            .next_multiple_of(threads)
-            .min(blocks);
+        let fewest = blocks.div_ceil(near.max(1));
+        let groups = rows.div_ceil(together);
+        let (row_parts, block_parts) = if rows < NARROW {
+            (1, fewest.max(wanted).min(blocks))
+        } else {
+            (wanted.div_ceil(fewest).min(groups), fewest)
+        };
         Self {
             rows,
             blocks,
             together,
-            row_parts: wanted.div_ceil(block_parts).min(rows.div_ceil(together)),
+            row_parts,
             block_parts,
         }
     }
 
     /// Runs a task for each part: first and last row, first and last block. Tasks of the same blocks are neighbours.
-    fn for_each(&self, task: impl Fn((usize, usize), (usize, usize)) + Sync) {
+    pub(crate) fn for_each(&self, task: impl Fn((usize, usize), (usize, usize)) + Sync) {
         let groups = self.rows.div_ceil(self.together);
         let row = |part: usize| (part * groups / self.row_parts * self.together).min(self.rows);
         let block = |part: usize| part * self.blocks / self.block_parts;
@@ -578,36 +451,5 @@ mod tests {
             &sum(2.0, 0.0),
             1e-6 * depth as f64,
         );
-    }
-
-    #[test]
-    fn outer_products_add_up_over_tokens() {
-        for (tokens, rows, columns) in [
-            (1, 1, 3),
-            (33, 16, 50),
-            (300, 50, 16),
-            (64, 40, 40),
-            (70, 4, 4),
-        ] {
-            let (p, q) = (values(1, tokens * rows), values(2, tokens * columns));
-            let before = values(3, rows * columns);
-            let sums = reference(&transposed(&p, rows), &transposed(&q, columns), tokens);
-            let expected: Vec<f64> = sums
-                .iter()
-                .zip(&before)
-                .map(|(s, b)| s + f64::from(*b))
-                .collect();
-            let (pb, qb) = (blocks(&p, tokens), blocks(&q, tokens));
-            let mut c = before.clone();
-            let mut scratch =
-                vec![f32::NAN; outer_scratch(padded_tokens(tokens) / LANES, rows, columns)];
-            accumulate_outer(
-                &mut c,
-                Activations::new(&pb, rows),
-                Activations::new(&qb, columns),
-                &mut scratch,
-            );
-            assert_close("product", &c, &expected, 1e-6 * tokens as f64);
-        }
     }
 }

@@ -23,6 +23,13 @@ pub(crate) enum Weights {
         /// The matrix's columns.
         columns: usize,
     },
+    /// Activations: rows are features, steps the tokens of blocks one after the other.
+    Blocks {
+        /// The first block's first row.
+        start: *const f32,
+        /// Distance of blocks.
+        block: usize,
+    },
     /// Packed panels of the transposed matrix: rows are the matrix's columns, steps its rows.
     PanelsTransposed {
         /// The first panel.
@@ -214,6 +221,9 @@ unsafe fn tile<S: Simd, const R: usize, const V: usize>(
                 Weights::PanelsTransposed { start, columns } => {
                     transposed(simd, sum, start.add(row * PANEL), PANEL * columns, x, depth)
                 }
+                Weights::Blocks { start, block } => {
+                    by_block(simd, sum, start.add(row * LANES), block, x, depth)
+                }
                 Weights::Strided {
                     start,
                     row_stride,
@@ -301,6 +311,31 @@ unsafe fn transposed<S: Simd, const R: usize, const V: usize>(
         // SAFETY: by the caller of `TileJob::run`.
         unsafe { sum = step(simd, sum, weights.add(i), PANEL, x) };
         x = x.wrapping_add(LANES);
+    }
+    sum
+}
+
+/// Adds `sum over steps of weights(row, step) * x[step]` with weights in blocks of tokens, `block` values apart.
+#[inline(always)]
+unsafe fn by_block<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    mut sum: Tile<S, R, V>,
+    mut weights: *const f32,
+    block: usize,
+    mut x: *const f32,
+    depth: usize,
+) -> Tile<S, R, V> {
+    for _ in 0..depth / LANES {
+        let next = weights.wrapping_add(block);
+        for i in 0..LANES {
+            if i * LINE < R * LANES {
+                prefetch(next.wrapping_add(i * LINE));
+            }
+            // SAFETY: by the caller of `TileJob::run`.
+            unsafe { sum = step(simd, sum, weights.add(i), LANES, x) };
+            x = x.wrapping_add(LANES);
+        }
+        weights = next;
     }
     sum
 }

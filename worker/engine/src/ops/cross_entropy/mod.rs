@@ -11,8 +11,10 @@ mod cpu;
 
 use crate::{
     device::{
-        Activations, ActivationsMut, Carver, LANES, WeightMatrix, padded_tokens,
-        product::{Matrix, Product, Start, accumulate_outer, multiply, outer_scratch},
+        Activations, ActivationsMut, Carver, LANES, WeightMatrix,
+        outer::{accumulate_outer, outer_scratch},
+        padded_tokens,
+        product::{Matrix, Product, Start, multiply},
     },
     model::{IGNORE, LossSum, TokenScore},
     profile::{Operation, Timed},

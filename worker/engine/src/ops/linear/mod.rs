@@ -18,7 +18,8 @@ pub use crate::device::product::Start;
 use crate::{
     device::{
         Activations, ActivationsMut, LANES, WeightMatrix,
-        product::{Matrix, Product, ProductList, accumulate_outer, multiply, outer_scratch},
+        outer::{accumulate_outer, outer_scratch},
+        product::{Matrix, Product, ProductList, multiply},
     },
     profile::{Operation, Timed},
 };

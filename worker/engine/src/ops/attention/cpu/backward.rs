@@ -10,7 +10,7 @@ use super::{
 use crate::device::{
     Activations, ActivationsMut, LANES, Shared,
     math::{dispatch, exp},
-    product::transpose_block,
+    outer::transpose_block,
     tile::{Term, TileJob, Weights},
 };
 
