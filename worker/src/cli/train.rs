@@ -1,6 +1,7 @@
 //! `trainyard-worker train JOB.toml`: a job without a platform, from a file to an adapter.
 
 mod job_file;
+mod profile;
 mod show;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::engine::trainer::{CHECKPOINTS, FINAL, TrainingOutcome, TrainingRun, t
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
 use job_file::JobFile;
+use profile::Profile;
 use show::Show;
 
 /// Options of `train`.
@@ -30,6 +32,9 @@ pub struct Options {
     /// Where checkpoints and the result go; made if need be
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
+    /// Count where the time of the steps goes, operation by operation, and print it at the end
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     models: ModelArgs,
 }
@@ -56,8 +61,18 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;
     let mut show = Show::new(output);
-    let outcome = train(&run, &|| stop.is_set(), &mut |event| show.event(&event));
+    let mut profile = options.profile.then(Profile::start);
+    let outcome = train(&run, &|| stop.is_set(), &mut |event| {
+        show.event(&event);
+        if let Some(profile) = &mut profile {
+            profile.event(&event);
+        }
+    });
     show.finish()?;
+    if let Some(profile) = profile {
+        let (value, table) = profile.finish();
+        output.result(&value, &table)?;
+    }
     match outcome? {
         TrainingOutcome::Completed {
             final_loss,

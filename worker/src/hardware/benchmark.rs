@@ -71,7 +71,7 @@ pub async fn cached_or_measured(state_dir: &Path, budget: Duration) -> Measured 
 /// Measures `machine`, which is this one, in about `budget`.
 pub fn measure(machine: Machine, budget: Duration) -> Measured {
     let start = Instant::now();
-    let tflops = tflops(budget.mul_f64(0.35));
+    let tflops = matrix_products_tflops(budget.mul_f64(0.35));
     let memory_bandwidth_gbps = bandwidth_gbps(budget.mul_f64(0.2));
     let max_batch_size_tested = layer::largest_batch(&machine, budget.mul_f64(0.45));
     let benchmark = Benchmark {
@@ -108,7 +108,7 @@ fn score(tflops: f64, memory_bandwidth_gbps: f64) -> f64 {
 }
 
 /// Matrix products through the engine's linear layer, in 10^12 operations a second.
-fn tflops(budget: Duration) -> f64 {
+pub fn matrix_products_tflops(budget: Duration) -> f64 {
     const TOKENS: usize = 512;
     const WIDTH: usize = 1536;
     const OPERATIONS: f64 = 2.0 * (TOKENS * WIDTH * WIDTH) as f64;

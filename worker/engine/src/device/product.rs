@@ -189,7 +189,7 @@ pub(crate) fn multiply(
     let together = together.unwrap_or(PANEL);
     let width: usize = products.iter().map(|p| p.matrix.depth()).sum();
     let task_depth = task_depth(depth);
-    let near = second_level_cache() / NEAR_SHARE / (width.min(task_depth) * LANES * size_of::<f32>());
+    let near = near_bytes() / (width.min(task_depth) * LANES * size_of::<f32>());
     let grid = Grid::new(blocks, rows, near, together);
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
@@ -243,9 +243,11 @@ pub(crate) fn multiply(
     });
 }
 
-/// The part of the second-level cache that a task's inputs take up: measured best where weights, outputs and what
-/// other programs do pass through the same cache.
-const NEAR_SHARE: usize = 8;
+/// Bytes of inputs that a task keeps near: a part of the second-level cache, through which weights, outputs and what
+/// other programs do pass as well.
+fn near_bytes() -> usize {
+    (second_level_cache() / 4).max(256 * 1024)
+}
 
 /// Values of coded weights that are unpacked at once, so that they stay in the second-level cache beside the inputs.
 const UNPACKED: usize = 48 * 1024;
@@ -280,7 +282,7 @@ fn unpacked_len(products: &[Product<'_>], rows: usize, task_depth: usize) -> usi
 /// second-level cache. Equal parts, whole chunks of coded weights.
 fn task_depth(depth: usize) -> usize {
     const BLOCKS: usize = 8;
-    let longest = second_level_cache() / 2 / (BLOCKS * LANES * size_of::<f32>());
+    let longest = near_bytes() / (BLOCKS * LANES * size_of::<f32>());
     depth
         .div_ceil(depth.div_ceil(longest))
         .next_multiple_of(2 * GROUP)

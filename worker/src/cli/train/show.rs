@@ -112,6 +112,7 @@ impl<'a> Show<'a> {
                 "perplexity": step.perplexity,
                 "grad_norm": step.grad_norm,
                 "learning_rate": step.learning_rate,
+                "tokens": step.tokens,
                 "throughput": step.throughput,
                 "token_throughput": step.token_throughput,
                 "eta_seconds": step.eta_seconds,
