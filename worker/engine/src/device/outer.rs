@@ -9,7 +9,10 @@ use super::{
 };
 
 /// Blocks of tokens that are summed at once, so that what a task reads of them stays near.
-const BLOCKS: usize = 16;
+const BLOCKS: usize = 8;
+
+/// Blocks of columns per task.
+const COLUMNS: usize = 16;
 
 /// `c[i][j] += sum over tokens of p[token][i] * q[token][j]`, with `c` row-major `[p.width, q.width]`.
 ///
@@ -73,29 +76,42 @@ fn wide(c: &mut [f32], p: Activations<'_>, q: Activations<'_>, scratch: &mut [f3
         .for_each(|(chunk, out)| transpose_chunk(out, q, chunk, (0, blocks)));
     let sums = Shared::new(c);
     let transposed = &*transposed;
-    Grid::new(width / LANES, p.width(), BLOCKS, PANEL).for_each(|rows, columns| {
+    Grid::new(width / LANES, p.width(), COLUMNS, PANEL).for_each(|rows, columns| {
+        // Blocks often lie a multiple of the cache's size apart, so that rows of many of them push each other out.
+        let mut near = [0.0; BLOCKS * PANEL * LANES];
         for first in (0..blocks).step_by(BLOCKS) {
-            let count = BLOCKS.min(blocks - first);
-            let term = Term {
-                weights: block_rows(p, first),
-                depth: count * LANES,
-                x: transposed[first * LANES * LANES..].as_ptr(),
-                x_block: chunk_len,
-            };
-            let job = TileJob {
-                y: sums.pointer(0),
-                y_row: width,
-                y_block: LANES,
-                start: sums.pointer(0),
-                terms: &[term],
-                scale: 1.0,
-                rows,
-                blocks: columns,
-                lanes: LANES,
-            };
-            // SAFETY: all slices are borrowed by the arguments, with the shapes that `accumulate_outer` asserts, and
-            // the grid's tasks write disjoint rows and columns of the sums.
-            unsafe { job.dispatch() };
+            let end = blocks.min(first + BLOCKS);
+            for row in (rows.0..rows.1).step_by(PANEL) {
+                let height = PANEL.min(rows.1 - row);
+                let len = height * LANES;
+                for (block, near) in (first..end).zip(near.chunks_exact_mut(len)) {
+                    near.copy_from_slice(&p.block(block)[row * LANES..][..len]);
+                }
+                let term = Term {
+                    weights: Weights::Blocks {
+                        start: near.as_ptr(),
+                        block: len,
+                    },
+                    depth: (end - first) * LANES,
+                    x: transposed[first * LANES * LANES..].as_ptr(),
+                    x_block: chunk_len,
+                };
+                let y = sums.pointer(row * width);
+                let job = TileJob {
+                    y,
+                    y_row: width,
+                    y_block: LANES,
+                    start: y,
+                    terms: &[term],
+                    scale: 1.0,
+                    rows: (0, height),
+                    blocks: columns,
+                    lanes: LANES,
+                };
+                // SAFETY: all slices are borrowed by the arguments, with the shapes that `accumulate_outer` asserts,
+                // or live on the stack, and the grid's tasks write disjoint rows and columns of the sums.
+                unsafe { job.dispatch() };
+            }
         }
     });
 }

@@ -66,19 +66,52 @@ pub(super) fn backward_weight(
     x: Activations<'_>,
     rstd: &[f32],
 ) {
-    dw.par_iter_mut().enumerate().for_each(|(feature, dw)| {
-        for block in 0..x.blocks() {
-            let range = feature * LANES..(feature + 1) * LANES;
-            let (x, dy) = (&x.block(block)[range.clone()], &dy.block(block)[range]);
-            let rstd = &rstd[block * LANES..][..LANES];
-            let products = x
-                .iter()
-                .zip(dy)
-                .zip(rstd)
-                .map(|((x, dy), rstd)| dy * (x * rstd));
-            *dw += products.sum::<f32>();
+    dw.par_chunks_mut(FEATURES)
+        .enumerate()
+        .for_each(|(chunk, dw)| {
+            let first = chunk * FEATURES * LANES;
+            let mut sums = [0.0; FEATURES * LANES];
+            let sums = &mut sums[..dw.len() * LANES];
+            for block in 0..x.blocks() {
+                let range = first..first + sums.len();
+                dispatch(AddProducts {
+                    sums,
+                    dy: &dy.block(block)[range.clone()],
+                    x: &x.block(block)[range],
+                    rstd: &rstd[block * LANES..][..LANES],
+                });
+            }
+            for (dw, sums) in dw.iter_mut().zip(sums.chunks_exact(LANES)) {
+                *dw += sums.iter().sum::<f32>();
+            }
+        });
+}
+
+/// Features of a norm's weight per task.
+const FEATURES: usize = 16;
+
+/// `sums += dy * x * rstd`, lane by lane.
+struct AddProducts<'a> {
+    sums: &'a mut [f32],
+    dy: &'a [f32],
+    x: &'a [f32],
+    rstd: &'a [f32],
+}
+
+impl WithSimd for AddProducts<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (rstd, _) = S::as_simd_f32s(self.rstd);
+        let (sums, _) = S::as_mut_simd_f32s(self.sums);
+        let (dy, _) = S::as_simd_f32s(self.dy);
+        let (x, _) = S::as_simd_f32s(self.x);
+        let rstd = rstd.iter().cycle();
+        for (((sum, dy), x), rstd) in sums.iter_mut().zip(dy).zip(x).zip(rstd) {
+            *sum = simd.mul_add_f32s(*dy, simd.mul_f32s(*x, *rstd), *sum);
         }
-    });
+    }
 }
 
 /// `rstd = 1 / sqrt(mean(x^2) + eps)`.
