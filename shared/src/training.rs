@@ -16,6 +16,9 @@ use utoipa::ToSchema;
 use reader::{Bounds, Reader};
 pub use words::{MixedPrecision, ScheduleKind, TargetModules, TrainOn};
 
+/// Rank of an adapter, where the config does not say.
+const DEFAULT_LORA_R: u32 = 16;
+
 /// One field of a config that cannot be taken.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema, thiserror::Error)]
 #[error("{field}: {message}")]
@@ -71,7 +74,7 @@ pub struct TrainingConfig {
     pub save_total_limit: u32,
     /// Calculate activations again instead of keeping them: less memory, more time.
     pub gradient_checkpointing: bool,
-    /// Train a LoRA adapter instead of all weights.
+    /// Train a LoRA adapter; false trains all weights of the model.
     pub use_peft: bool,
     /// Rank of the adapter.
     pub lora_r: u32,
@@ -138,7 +141,7 @@ impl TrainingConfig {
 
     fn read(reader: &mut Reader<'_>) -> Self {
         let use_peft = reader.flag("use_peft").unwrap_or(true);
-        let lora_r = reader.u32("lora_r", 1, 4096).unwrap_or(16);
+        let lora_r = reader.u32("lora_r", 1, 4096).unwrap_or(DEFAULT_LORA_R);
         let save_steps = reader.u64("save_steps", 1).unwrap_or(500);
         let config = Self {
             epochs: reader.u32("epochs", 1, 100_000).unwrap_or(3),
@@ -200,8 +203,36 @@ impl TrainingConfig {
             load_best_model_at_end: reader.flag("load_best_model_at_end").unwrap_or(false),
             resume_from_checkpoint: reader.text("resume_from_checkpoint"),
         };
+        config.refuse_contradictions(reader);
         config.refuse_unsupported(reader);
         config
+    }
+
+    /// Without an adapter, settings of one have no meaning: they must be left at their defaults.
+    fn refuse_contradictions(&self, reader: &mut Reader<'_>) {
+        if self.use_peft {
+            return;
+        }
+        let r = f64::from(self.lora_r);
+        for (field, is_set) in [
+            ("lora_r", self.lora_r != DEFAULT_LORA_R),
+            ("lora_alpha", self.lora_alpha != 2.0 * r),
+            ("lora_dropout", self.lora_dropout != 0.0),
+            (
+                "target_modules",
+                self.target_modules != TargetModules::default(),
+            ),
+            ("use_rslora", self.use_rslora),
+            ("modules_to_save", !self.modules_to_save.is_empty()),
+        ] {
+            if is_set {
+                reader.contradiction(
+                    field,
+                    "is about an adapter, and use_peft is false",
+                    "leave it out, or set use_peft to true",
+                );
+            }
+        }
     }
 
     /// What is known by name and not built: refused, so that it is never silently ignored.
@@ -210,12 +241,6 @@ impl TrainingConfig {
             if reader.flag(field) == Some(true) {
                 reader.unsupported(field, "leave it out or set it to false");
             }
-        }
-        if !self.use_peft {
-            reader.unsupported(
-                "use_peft",
-                "training all weights comes later; leave it at true",
-            );
         }
         if !self.modules_to_save.is_empty() {
             reader.unsupported("modules_to_save", "leave it out");

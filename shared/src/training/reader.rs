@@ -238,6 +238,11 @@ impl<'a> Reader<'a> {
         );
     }
 
+    /// Says that a field does not go with another one.
+    pub(super) fn contradiction(&mut self, field: &str, message: &str, hint: &str) {
+        self.problem::<()>(field, message.to_owned(), Some(hint.to_owned()));
+    }
+
     fn whole(&mut self, field: &str, low: u64, high: u64) -> Option<u64> {
         let (name, value) = self.take(field)?;
         if !value.is_i64() && !value.is_u64() {

@@ -91,6 +91,24 @@ fn lora_alpha_is_twice_the_rank_unless_given() {
 }
 
 #[test]
+fn all_weights_are_trained_at_a_lower_rate_and_without_settings_of_an_adapter() {
+    let config = parse(json!({"use_peft": false, "lora_r": 16}));
+    assert_eq!((config.use_peft, config.learning_rate), (false, 2e-5));
+    assert_eq!(parse(Value::Object(config.to_map())), config);
+    for (field, value) in [
+        ("lora_r", json!(8)),
+        ("lora_alpha", json!(64)),
+        ("lora_dropout", json!(0.1)),
+        ("target_modules", json!(["q_proj"])),
+        ("use_rslora", json!(true)),
+    ] {
+        let problem = one_problem(json!({"use_peft": false, field: value}));
+        assert_eq!(problem.field, field);
+        assert!(problem.message.contains("use_peft is false"), "{problem}");
+    }
+}
+
+#[test]
 fn null_is_as_if_missing() {
     assert_eq!(
         parse(json!({"max_steps": null, "epochs": null})),
@@ -191,7 +209,6 @@ fn a_field_under_two_names_is_refused() {
 #[test]
 fn what_is_not_built_is_refused_and_its_default_is_taken() {
     for (field, value) in [
-        ("use_peft", json!(false)),
         ("eval_split", json!(0.1)),
         ("eval_steps", json!(7)),
         ("early_stopping_patience", json!(3)),

@@ -1,4 +1,4 @@
-//! `trainyard-worker train JOB.toml`: a job without a platform, from a file to an adapter.
+//! `trainyard-worker train JOB.toml`: a job without a platform, from a file to an adapter or a model.
 
 mod job_file;
 mod profile;
@@ -81,8 +81,13 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
             folder,
         } => {
             let loss = final_loss.map_or_else(|| "none".to_owned(), |loss| format!("{loss:.4}"));
+            let what = if job.config.use_peft {
+                "adapter"
+            } else {
+                "model"
+            };
             let in_words = format!(
-                "done: {total_steps} steps in {:.0} s, final loss {loss}\nadapter: {}",
+                "done: {total_steps} steps in {:.0} s, final loss {loss}\n{what}: {}",
                 training_time.as_secs_f64(),
                 folder.display()
             );
@@ -91,7 +96,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
                 "final_loss": final_loss,
                 "total_steps": total_steps,
                 "training_time_seconds": training_time.as_secs_f64(),
-                "adapter": folder,
+                what: folder,
             });
             output.result(&result, &in_words)
         }

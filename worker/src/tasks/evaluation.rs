@@ -26,7 +26,7 @@ use super::base_model::ModelId;
 use super::dataset::fetch_dataset;
 use super::failure::Failure;
 use super::loaded::LoadedModel;
-use super::result_files::{AdapterFiles, fetch_adapter};
+use super::result_files::{AdapterFiles, JobResult, fetch_result};
 use super::transfers::TransferError;
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
@@ -189,23 +189,26 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
         None => plain_dataset(&data.dataset_url)?,
     };
     let dataset = fetch_dataset(&source, context, own_dir.path(), async || Ok(None)).await?;
-    let (base, adapter_path) = named_models(data);
-    let adapter = match adapter_path {
+    let (base, result_path) = named_models(data);
+    let result = match result_path {
         Some(path) => {
-            Some(fetch_adapter(path, ("download_urls", &data.download_urls), context).await?)
+            Some(fetch_result(path, ("download_urls", &data.download_urls), context).await?)
         }
         None => None,
     };
-    let base = match (base, &adapter) {
-        (Some(base), _) => base,
-        (None, Some(adapter)) => base_of(adapter)?,
-        (None, None) => {
-            return Err(refused(
-                "base_model: neither a base model nor an adapter is named".to_owned(),
-            ));
+    let (path, adapter) = match result {
+        Some(JobResult::Model(folder)) => (folder, None),
+        Some(JobResult::Adapter(files)) => {
+            let base = base.map_or_else(|| base_of(&files), Ok)?;
+            (context.models.find(&base, |_| {}).await?, Some(files))
+        }
+        None => {
+            let unnamed =
+                || refused("base_model: neither a base model nor an adapter is named".to_owned());
+            let base = base.ok_or_else(unnamed)?;
+            (context.models.find(&base, |_| {}).await?, None)
         }
     };
-    let path = context.models.find(&base, |_| {}).await?;
     let model = context.loaded.get(&path).await?;
     Ok(Prepared {
         max_length: max_length.min(model.config().max_position_embeddings),

@@ -10,6 +10,7 @@
 mod pieces;
 mod request;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,7 +25,7 @@ use trainyard_shared::{FailureKind, FinishReason};
 
 use super::failure::Failure;
 use super::loaded::{AnswerEvent, AnswerRequest, LoadedModel};
-use super::result_files::fetch_adapter;
+use super::result_files::{JobResult, fetch_result};
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::engine::generate::Finish;
@@ -260,17 +261,17 @@ async fn prepare(
     data: &StartInferenceData,
     context: &TaskContext,
 ) -> Result<Prepared, Failure> {
-    let files = match data.model_path.as_deref().filter(|path| !path.is_empty()) {
+    let result = match data.model_path.as_deref().filter(|path| !path.is_empty()) {
         Some(path) => {
-            Some(fetch_adapter(path, ("download_urls", &data.download_urls), context).await?)
+            Some(fetch_result(path, ("download_urls", &data.download_urls), context).await?)
         }
         None => None,
     };
-    let base = BaseModel {
-        huggingface_id: data.huggingface_id.clone(),
-        download_urls: Vec::new(),
+    let (path, files) = match result {
+        Some(JobResult::Model(folder)) => (folder, None),
+        Some(JobResult::Adapter(files)) => (find_base(data, context).await?, Some(files)),
+        None => (find_base(data, context).await?, None),
     };
-    let path = context.models.find(&base, |_| {}).await?;
     let model = context.loaded.get(&path).await?;
     // Reading an adapter and cutting a long chat into tokens take their time.
     let work = move || {
@@ -301,6 +302,14 @@ async fn prepare(
     actix_rt::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|panic| Err(Failure::new(FailureKind::Internal, panic.to_string())))
+}
+
+async fn find_base(data: &StartInferenceData, context: &TaskContext) -> Result<PathBuf, Failure> {
+    let base = BaseModel {
+        huggingface_id: data.huggingface_id.clone(),
+        download_urls: Vec::new(),
+    };
+    Ok(context.models.find(&base, |_| {}).await?)
 }
 
 const fn reason(finish: Finish) -> FinishReason {

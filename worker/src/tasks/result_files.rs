@@ -1,4 +1,5 @@
-//! Adapters for answers and evaluations: their files on this machine, fetched once where their digests are known.
+//! Results of jobs for answers and evaluations, adapters or whole models: their files on this machine, fetched
+//! once where their digests are known.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,21 @@ use super::transfers::{Download, TransferError};
 use crate::engine::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::files::{digest, is_digest};
 
-/// Adapters that nobody has used for so long are deleted.
-const KEPT_ADAPTERS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Results that nobody has used for so long are deleted.
+const KEPT_RESULTS: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The file by which a whole model is known.
+const MODEL_CONFIG: &str = "config.json";
+/// Parts of a result that tell about it and are not needed to run it.
+const NOT_NEEDED: &[&str] = &["README.md", "manifest.json"];
+
+/// What a job has made.
+#[derive(Debug)]
+pub(super) enum JobResult {
+    /// An adapter, to be put on its base model.
+    Adapter(AdapterFiles),
+    /// A model of its own: its folder, which is kept for the next time.
+    Model(PathBuf),
+}
 
 /// An adapter's files in a folder.
 #[derive(Debug)]
@@ -48,20 +62,23 @@ impl AdapterFiles {
     }
 }
 
-/// The files of the adapter that is stored under `model_path` and offered at `urls` (named `field` in
-/// messages); without any, the platform is asked for addresses.
+/// The files of the result that is stored under `model_path` and offered at `urls` (named `field` in
+/// messages); without any, it is taken for an adapter and the platform is asked for addresses.
 ///
 /// # Errors
 ///
 /// A file that is not offered, the download, or the disk.
-pub(super) async fn fetch_adapter(
+pub(super) async fn fetch_result(
     model_path: &str,
     (field, urls): (&str, &[DownloadUrl]),
     context: &TaskContext,
-) -> Result<AdapterFiles, Failure> {
-    let names = [ADAPTER_CONFIG, ADAPTER_WEIGHTS];
+) -> Result<JobResult, Failure> {
+    let offers = |name: &str| urls.iter().any(|file| last_part(&file.key) == name);
+    if offers(MODEL_CONFIG) && !offers(ADAPTER_CONFIG) {
+        return fetch_model(model_path, (field, urls), context).await;
+    }
     let mut files = Vec::new();
-    for name in names {
+    for name in [ADAPTER_CONFIG, ADAPTER_WEIGHTS] {
         let offered = urls.iter().find(|file| last_part(&file.key) == name);
         files.push(match offered {
             Some(file) => file.clone(),
@@ -72,22 +89,59 @@ pub(super) async fn fetch_adapter(
             }
         });
     }
-    let cache = context.state_dir.join("adapters");
-    create(&cache)?;
+    let adapter = |folder, digest| Ok(JobResult::Adapter(AdapterFiles { folder, digest }));
+    if let Some(digest) = known_digest(&files) {
+        let folder = fetch_kept(&digest, files, (model_path, context)).await?;
+        return adapter(Folder::Kept(folder), digest);
+    }
+    let cache = cache(context)?;
+    let folder = TempDir::with_prefix_in(".fetching-", &cache)
+        .map_err(|source| TransferError::io("create a folder in", &cache, source))?;
+    fetch_into(folder.path(), &files, (model_path, context)).await?;
+    let digest = digest_of(folder.path())?;
+    adapter(Folder::Temporary(folder), digest)
+}
+
+/// Fetches a whole model, which stays on the disk while it is in memory.
+async fn fetch_model(
+    model_path: &str,
+    (field, urls): (&str, &[DownloadUrl]),
+    context: &TaskContext,
+) -> Result<JobResult, Failure> {
+    let needed = |file: &&DownloadUrl| !NOT_NEEDED.contains(&last_part(&file.key));
+    let mut files: Vec<DownloadUrl> = urls.iter().filter(needed).cloned().collect();
+    let wrong = |message: String| Failure::new(FailureKind::BadConfig, message);
+    if let Some(file) = files.iter().find(|file| !is_plain(last_part(&file.key))) {
+        let text = format!("{field}: {:?} is no name of a model's file", file.key);
+        return Err(wrong(text));
+    }
+    // The config comes last: a folder that has it is whole.
+    files.sort_by_key(|file| {
+        let name = last_part(&file.key).to_owned();
+        (name == MODEL_CONFIG, name)
+    });
+    let digest = known_digest(&files)
+        .ok_or_else(|| wrong(format!("{field}: a file of a whole model has no sha256")))?;
+    let folder = fetch_kept(&digest, files, (model_path, context)).await?;
+    Ok(JobResult::Model(folder))
+}
+
+/// A digest over the files' digests, where all are known.
+fn known_digest(files: &[DownloadUrl]) -> Option<String> {
     let known = files.iter().map(|file| file.sha256.as_deref());
-    let known: Option<Vec<&str>> = known.map(|d| d.filter(|d| is_digest(d))).collect();
-    let Some(digests) = known else {
-        let folder = TempDir::with_prefix_in(".fetching-", &cache)
-            .map_err(|source| TransferError::io("create a folder in", &cache, source))?;
-        fetch_into(folder.path(), &files, (model_path, context)).await?;
-        let digest = digest_of(folder.path())?;
-        return Ok(AdapterFiles {
-            folder: Folder::Temporary(folder),
-            digest,
-        });
-    };
-    let digest = hex::encode(Sha256::digest(digests.concat().to_ascii_lowercase()));
-    let folder = cache.join(&digest);
+    let digests: Option<Vec<&str>> = known.map(|d| d.filter(|d| is_digest(d))).collect();
+    let digests = digests?.concat().to_ascii_lowercase();
+    Some(hex::encode(Sha256::digest(digests)))
+}
+
+/// Fetches what is not there yet into the folder of that digest.
+async fn fetch_kept(
+    digest: &str,
+    mut files: Vec<DownloadUrl>,
+    (model_path, context): (&str, &TaskContext),
+) -> Result<PathBuf, Failure> {
+    let cache = cache(context)?;
+    let folder = cache.join(digest);
     let _lock = context.locks.lock(&folder).await;
     create(&folder)?;
     // Files get their names only after their digest was checked.
@@ -95,10 +149,21 @@ pub(super) async fn fetch_adapter(
     fetch_into(&folder, &files, (model_path, context)).await?;
     touch(&folder);
     delete_unused(&cache);
-    Ok(AdapterFiles {
-        folder: Folder::Kept(folder),
-        digest,
-    })
+    Ok(folder)
+}
+
+fn cache(context: &TaskContext) -> Result<PathBuf, TransferError> {
+    let cache = context.state_dir.join("results");
+    create(&cache)?;
+    Ok(cache)
+}
+
+/// Whether a name can be that of a file in a folder.
+fn is_plain(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('.')
+        && !name.contains(['/', '\\', ':'])
+        && !name.chars().any(char::is_control)
 }
 
 async fn fetch_into(
@@ -191,10 +256,9 @@ fn create(folder: &Path) -> Result<(), TransferError> {
     fs::create_dir_all(folder).map_err(|source| TransferError::io("create", folder, source))
 }
 
-/// Marks an adapter as used now. Where that fails it is at worst fetched once more.
+/// Marks a result as used now. Where that fails it is at worst fetched once more.
 fn touch(folder: &Path) {
-    let _ = fs::File::open(folder.join(ADAPTER_CONFIG))
-        .and_then(|file| file.set_modified(SystemTime::now()));
+    let _ = fs::File::open(folder).and_then(|folder| folder.set_modified(SystemTime::now()));
 }
 
 fn delete_unused(cache: &Path) {
@@ -202,12 +266,10 @@ fn delete_unused(cache: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        let used = fs::metadata(entry.path().join(ADAPTER_CONFIG))
-            .or_else(|_| entry.metadata())
-            .and_then(|metadata| metadata.modified());
-        let unused = used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT_ADAPTERS));
+        let used = entry.metadata().and_then(|metadata| metadata.modified());
+        let unused = used.is_ok_and(|used| used.elapsed().is_ok_and(|age| age > KEPT_RESULTS));
         if unused && let Err(error) = fs::remove_dir_all(entry.path()) {
-            tracing::warn!(folder = %entry.path().display(), %error, "old adapter cannot be deleted");
+            tracing::warn!(folder = %entry.path().display(), %error, "the files of an old result cannot be deleted");
         }
     }
 }
@@ -231,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn only_adapters_that_were_not_used_for_long_are_deleted() {
+    fn only_results_that_were_not_used_for_long_are_deleted() {
         let cache = tempfile::tempdir().unwrap();
-        let long_ago = SystemTime::now() - KEPT_ADAPTERS - Duration::from_secs(60);
+        let long_ago = SystemTime::now() - KEPT_RESULTS - Duration::from_secs(60);
         for name in ["old", "new"] {
             fs::create_dir(cache.path().join(name)).unwrap();
             fs::write(cache.path().join(name).join(ADAPTER_CONFIG), "{}").unwrap();
         }
-        fs::File::open(cache.path().join("old").join(ADAPTER_CONFIG))
+        fs::File::open(cache.path().join("old"))
             .unwrap()
             .set_modified(long_ago)
             .unwrap();

@@ -1,4 +1,4 @@
-//! What is published beside an adapter: the model card that says where it comes from.
+//! What is published beside an adapter or a model: the model card that says where it comes from.
 
 use std::fs;
 use std::path::Path;
@@ -15,13 +15,13 @@ pub struct ModelCard<'a> {
     pub state: &'a TrainerState,
     /// What became of the data set's rows.
     pub dataset: &'a DatasetReport,
-    /// The adapter.
-    pub adapter: &'a AdapterConfig,
+    /// The adapter; none where all weights were trained.
+    pub adapter: Option<&'a AdapterConfig>,
     /// SHA-256 over the base model's weights.
     pub base_sha256: String,
 }
 
-/// Writes `README.md` into the adapter's folder, in the form that model hubs read.
+/// Writes `README.md` into the result's folder, in the form that model hubs read.
 ///
 /// # Errors
 /// [`EngineError::Io`] where the disk does not take it.
@@ -51,12 +51,26 @@ impl ModelCard<'_> {
             "base_model: {}",
             serde_json::Value::from(base_model.as_str())
         ));
-        line("library_name: peft");
+        let (library, tags, title, load) = match adapter {
+            Some(_) => (
+                "peft",
+                "- lora\n- trainyard",
+                format!("LoRA adapter for {base_model}"),
+                "PEFT: `PeftModel.from_pretrained(base, folder)`",
+            ),
+            None => (
+                "transformers",
+                "- trainyard",
+                format!("{base_model}, fine-tuned in all its weights"),
+                "transformers: `AutoModelForCausalLM.from_pretrained(folder)`",
+            ),
+        };
+        line(&format!("library_name: {library}"));
         line("pipeline_tag: text-generation");
-        line("tags:\n- lora\n- trainyard\n---\n");
-        line(&format!("# LoRA adapter for {base_model}\n"));
+        line(&format!("tags:\n{tags}\n---\n"));
+        line(&format!("# {title}\n"));
         line(&format!(
-            "Made by Trainyard {}. Load it with PEFT: `PeftModel.from_pretrained(base, folder)`.\n",
+            "Made by Trainyard {}. Load it with {load}.\n",
             env!("CARGO_PKG_VERSION")
         ));
         line("| | |\n| --- | --- |");
@@ -74,16 +88,18 @@ impl ModelCard<'_> {
             "| tokens an epoch | {}, of which {} are learned |",
             dataset.tokens, dataset.trained_tokens
         ));
-        line(&format!(
-            "| adapter | rank {}, alpha {}{} |",
-            adapter.r,
-            adapter.lora_alpha,
-            if adapter.use_rslora {
-                ", rank-stabilised"
-            } else {
-                ""
-            }
-        ));
+        if let Some(adapter) = adapter {
+            line(&format!(
+                "| adapter | rank {}, alpha {}{} |",
+                adapter.r,
+                adapter.lora_alpha,
+                if adapter.use_rslora {
+                    ", rank-stabilised"
+                } else {
+                    ""
+                }
+            ));
+        }
         line(&format!(
             "| steps | {}, of which {} were skipped |",
             state.step, state.skipped_steps

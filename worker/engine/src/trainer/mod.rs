@@ -1,33 +1,32 @@
-//! A training run: from a model's files and a data set to an adapter, with checkpoints on the way.
+//! A training run: from a model's files and a data set to an adapter or a model, with checkpoints on the way.
 //!
 //! 1. The data set is read and tokenised; bad data ends the run before the model is loaded.
-//! 2. The adapter is made, or taken from the checkpoint to go on from; the model is loaded.
+//! 2. The model is loaded, and the adapter made; or what the checkpoint to go on from holds is taken up.
 //! 3. Each optimizer step runs its micro-batches, divides by all tokens of the step that have a label,
-//!    and updates the adapter. A step whose loss or gradients are not finite is skipped and counted;
+//!    and updates what is trained. A step whose loss or gradients are not finite is skipped and counted;
 //!    the third in a row ends the run as diverged.
 //! 4. Every `save_steps` steps, and when the run is stopped, a checkpoint is saved.
-//! 5. The adapter is published. Weights that are not finite are never written anywhere.
+//! 5. The result is published. Weights that are not finite are never written anywhere.
 //!
 //! Known gap: the tokens of all rows are in memory, four bytes each.
 
 mod event;
+mod method;
 mod progress;
 mod resume;
 mod steps;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use chrono::{DateTime, Local};
 use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 
 use super::EngineError;
-use super::adapter::{self, AdapterConfig};
 use super::checkpoint::{RunIdentity, TrainerState};
 use super::data::{DatasetReport, Examples, Order, RowEncoder, read_jsonl};
-use super::model::{Llama, TrainModel};
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
+use method::Method;
 use resume::Resumed;
 use steps::Trainer;
 
@@ -92,13 +91,14 @@ pub fn train(
         examples: dataset.examples,
         config: run.config.to_map(),
     };
-    let adapter_config = AdapterConfig::from_training(&run.config, &run.base_model);
-    let adapter = match &resumed {
-        Some(resumed) => resumed.adapter(run, &adapter_config, &identity, &mut log)?,
-        None => adapter::fresh(&adapter_config, &run.model.config, run.config.seed)?,
+    let method = Method::of(&run.config, &run.base_model);
+    let mut model = match &resumed {
+        Some(resumed) => {
+            resumed.check(&identity, &mut log)?;
+            method.go_on(run, resumed.folder())?
+        }
+        None => method.begin(run)?,
     };
-    let mut model = TrainModel::new(Arc::new(Llama::load(run.model)?), &adapter)?;
-    run.model.release_memory();
     model.set_gradient_checkpointing(run.config.gradient_checkpointing);
     let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
     let state = match resumed {
@@ -117,16 +117,20 @@ pub fn train(
         .max_steps
         .unwrap_or(u64::from(run.config.epochs) * order.steps_per_epoch());
     let trainable_parameters = model.trainable_count();
+    let total_parameters = match run.config.use_peft {
+        true => run.model.config.parameter_count() + trainable_parameters,
+        false => trainable_parameters,
+    };
     on_event(TrainingEvent::Started(Started {
         total_steps,
         resumed_from_step: state.step,
         trainable_parameters,
-        total_parameters: run.model.config.parameter_count() + trainable_parameters,
+        total_parameters,
         dataset: dataset.clone(),
     }));
     Trainer::new(
         run,
-        adapter_config,
+        method,
         (examples, dataset, order),
         (model, optimizer, state),
         total_steps,

@@ -5,11 +5,10 @@ use std::path::Path;
 use chrono::{DateTime, Local};
 use serde_json::Value;
 
-use super::{LogLevel, TrainingRun};
+use super::LogLevel;
 use crate::EngineError;
-use crate::adapter::{self, AdapterConfig};
 use crate::checkpoint::{Manifest, OPTIMIZER, RunIdentity, TrainerState};
-use crate::model::{Adapter, TrainModel};
+use crate::model::TrainModel;
 use crate::optimizer::Optimizer;
 
 /// A complete checkpoint, opened.
@@ -36,15 +35,17 @@ impl<'a> Resumed<'a> {
         }
     }
 
-    /// The adapter, where the checkpoint is one of this run. Settings that have changed since are named
-    /// in the log.
-    pub(super) fn adapter(
+    /// Its folder.
+    pub(super) fn folder(&self) -> &Path {
+        self.folder
+    }
+
+    /// Makes sure that it is a checkpoint of this run. Settings that have changed since are named in the log.
+    pub(super) fn check(
         &self,
-        run: &TrainingRun<'_>,
-        wanted: &AdapterConfig,
         identity: &RunIdentity,
         log: &mut dyn FnMut(LogLevel, String),
-    ) -> Result<Adapter, EngineError> {
+    ) -> Result<(), EngineError> {
         let before = &self.state.run;
         if (&before.dataset_sha256, before.examples)
             != (&identity.dataset_sha256, identity.examples)
@@ -57,6 +58,11 @@ impl<'a> Resumed<'a> {
                 before.base_model
             )));
         }
+        let trains = |run: &RunIdentity| run.config.get("use_peft").cloned();
+        if trains(before) != trains(identity) {
+            let message = "it was saved with another use_peft";
+            return Err(self.invalid(message.to_owned()));
+        }
         for (field, value) in &identity.config {
             let was = before.config.get(field).unwrap_or(&Value::Null);
             if was != value && field != "resume_from_checkpoint" {
@@ -67,17 +73,7 @@ impl<'a> Resumed<'a> {
                 log(LogLevel::Warning, line);
             }
         }
-        let (adapter, saved) = adapter::load(self.folder, &run.model.config)?;
-        let targets = |config: &AdapterConfig| config.targets(&run.model.config);
-        if targets(&saved) != targets(wanted) {
-            return Err(self.invalid(
-                "its adapter has other layers, ranks or scales than the config asks for".into(),
-            ));
-        }
-        Ok(Adapter {
-            dropout: wanted.lora_dropout as f32,
-            ..adapter
-        })
+        Ok(())
     }
 
     /// Takes the optimizer's moments up.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use super::method::Method;
 use super::progress::{Speed, finite, per_second, smoothed};
 use super::{CHECKPOINTS, FINAL, TrainingRun};
 use super::{CheckpointSaved, LogLevel, StepReport, TrainingEvent, TrainingOutcome};
 use crate::EngineError;
-use crate::adapter::{self, AdapterConfig, NamedTensor, peft_name};
 use crate::checkpoint::{self, OPTIMIZER, TrainerState};
 use crate::data::{DatasetReport, Examples, MicroBatches, Order};
 use crate::export::{self, ModelCard};
@@ -25,7 +25,7 @@ type OnEvent<'e> = dyn FnMut(TrainingEvent) + 'e;
 /// Everything that a run's steps need and change.
 pub(super) struct Trainer<'a> {
     run: &'a TrainingRun<'a>,
-    adapter_config: AdapterConfig,
+    method: Method,
     examples: Examples,
     dataset: DatasetReport,
     order: Order,
@@ -51,14 +51,14 @@ impl<'a> Trainer<'a> {
     /// A run at the step that `state` says.
     pub(super) fn new(
         run: &'a TrainingRun<'a>,
-        adapter_config: AdapterConfig,
+        method: Method,
         (examples, dataset, order): (Examples, DatasetReport, Order),
         (model, optimizer, state): (TrainModel, Optimizer, TrainerState),
         total_steps: u64,
     ) -> Self {
         Self {
             run,
-            adapter_config,
+            method,
             examples,
             dataset,
             order,
@@ -254,12 +254,7 @@ impl<'a> Trainer<'a> {
         let parameters = self.model.parameters_mut();
         check_finite(&parameters, step)?;
         let folder = checkpoint::write_folder(&parent, &checkpoint::folder_name(step), |folder| {
-            adapter::save_tensors(
-                folder,
-                &named(&parameters),
-                &self.adapter_config,
-                &self.run.model.config,
-            )?;
+            self.method.save(folder, &parameters, self.run.model)?;
             self.optimizer.save(&folder.join(OPTIMIZER), &parameters)?;
             self.state.write(folder)
         })?;
@@ -284,16 +279,11 @@ impl<'a> Trainer<'a> {
         let card = ModelCard {
             state: &self.state,
             dataset: &self.dataset,
-            adapter: &self.adapter_config,
+            adapter: self.method.adapter(),
             base_sha256: self.run.model.digest()?,
         };
         let folder = checkpoint::write_folder(&self.run.output_dir, FINAL, |folder| {
-            adapter::save_tensors(
-                folder,
-                &named(&parameters),
-                &self.adapter_config,
-                &self.run.model.config,
-            )?;
+            self.method.save(folder, &parameters, self.run.model)?;
             export::write_card(folder, &card)
         })?;
         Ok(TrainingOutcome::Completed {
@@ -317,18 +307,4 @@ fn check_finite(parameters: &[Parameter<'_>], step: u64) -> Result<(), EngineErr
         }
         None => Ok(()),
     }
-}
-
-/// The adapter's tensors as PEFT names them.
-fn named<'p>(parameters: &'p [Parameter<'_>]) -> Vec<NamedTensor<'p>> {
-    parameters
-        .iter()
-        .map(|parameter| {
-            (
-                peft_name(parameter.name),
-                parameter.shape.to_vec(),
-                &*parameter.value,
-            )
-        })
-        .collect()
 }

@@ -5,55 +5,89 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::checkpoint::newest_complete;
 
-/// Promise P9.
+/// Promise P9: a run that is stopped at several steps and goes on each time gives the same losses and the same
+/// published files as one that was never stopped.
+fn goes_on_bit_for_bit(settings: &dyn Fn() -> TrainingConfig, stops: &[u64]) {
+    let (whole, parts) = (Bench::new(12), Bench::new(12));
+    let expected = whole.run(settings());
+    assert!(expected.outcome.is_ok(), "{:?}", expected.outcome);
+    let mut from = None;
+    let mut found = Vec::new();
+    for stop in stops.iter().copied().chain([u64::MAX]) {
+        let begin = found.len() as u64;
+        let told = parts.run_until(settings(), from.take(), stop);
+        assert_eq!(told.started.unwrap().resumed_from_step, begin);
+        assert!(
+            told.log.iter().all(|line| !line.contains("from now on")),
+            "{:?}",
+            told.log
+        );
+        found.extend(figures(&told.steps));
+        match told.outcome.unwrap() {
+            TrainingOutcome::Stopped { step, checkpoint } => {
+                assert_eq!(step, stop);
+                from = checkpoint;
+            }
+            TrainingOutcome::Completed { .. } => assert_eq!(stop, u64::MAX),
+        }
+    }
+    assert_eq!(found, figures(&expected.steps));
+    assert_eq!(parts.published(), whole.published());
+}
+
+/// What must be the same, of every step.
+fn figures(steps: &[StepReport]) -> Vec<(u64, u64, [Option<f64>; 4])> {
+    let figures = |step: &StepReport| {
+        let figures = [
+            step.loss,
+            step.loss_ema,
+            step.grad_norm,
+            Some(step.learning_rate),
+        ];
+        (step.step, step.epoch, figures)
+    };
+    steps.iter().map(figures).collect()
+}
+
 #[test]
-fn g075_a_run_that_was_stopped_goes_on_bit_for_bit() {
-    let settings = || TrainingConfig {
+fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
+    let base = || TrainingConfig {
         epochs: 3,
-        lora_dropout: 0.1,
         save_steps: 5,
         weight_decay: 0.01,
         ..config()
     };
-    let (whole, parts) = (Bench::new(12), Bench::new(12));
-    let expected = whole.run(settings());
-    let first = parts.run_until(settings(), None, 8);
-    let Ok(TrainingOutcome::Stopped {
-        step: 8,
-        checkpoint: Some(checkpoint),
-    }) = first.outcome
-    else {
-        panic!("{:?}", first.outcome)
-    };
-    assert_eq!(
-        (checkpoint.as_path(), first.saved),
-        (parts.checkpoint(8).as_path(), vec![5, 8])
-    );
-    let second = parts.run_until(settings(), Some(checkpoint), u64::MAX);
-    assert_eq!(second.started.unwrap().resumed_from_step, 8);
-    let figures = |steps: &[StepReport]| -> Vec<_> {
-        steps
-            .iter()
-            .map(|step| {
-                (
-                    step.step,
-                    step.epoch,
-                    step.loss,
-                    step.loss_ema,
-                    step.grad_norm,
-                    step.learning_rate,
-                )
-            })
-            .collect()
-    };
-    assert_eq!(figures(&first.steps), figures(&expected.steps[..8]));
-    assert_eq!(figures(&second.steps), figures(&expected.steps[8..]));
-    assert_eq!(parts.published(), whole.published());
-    assert!(
-        second.log.iter().all(|line| !line.contains("from now on")),
-        "{:?}",
-        second.log
-    );
+    let modes: [(&str, &dyn Fn() -> TrainingConfig); 6] = [
+        ("as it is", &base),
+        ("dropout", &|| TrainingConfig {
+            lora_dropout: 0.1,
+            ..base()
+        }),
+        ("packing", &|| TrainingConfig {
+            packing: true,
+            batch_size: 1,
+            ..base()
+        }),
+        ("accumulation", &|| TrainingConfig {
+            batch_size: 1,
+            gradient_accumulation_steps: 2,
+            ..base()
+        }),
+        ("gradient checkpointing", &|| TrainingConfig {
+            gradient_checkpointing: true,
+            lora_dropout: 0.1,
+            ..base()
+        }),
+        ("all weights", &|| TrainingConfig {
+            use_peft: false,
+            learning_rate: 1e-3,
+            ..base()
+        }),
+    ];
+    for (mode, settings) in modes {
+        println!("{mode}");
+        goes_on_bit_for_bit(settings, &[1, 8, 13]);
+    }
 }
 
 #[test]

@@ -11,6 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
+use crate::adapter;
 use crate::checkpoint::Manifest;
 use crate::golden;
 use crate::weights::SafetensorsFile;
@@ -108,14 +109,17 @@ impl Bench {
             .join(format!("step-{step}"))
     }
 
-    /// The weights of the published adapter, in the order of their names.
+    /// The published weights, in the order of their names.
     fn published(&self) -> Vec<f32> {
         weights(&self.output.path().join(FINAL))
     }
 }
 
+/// The weights of an adapter or a model, in the order of their names.
 fn weights(folder: &Path) -> Vec<f32> {
-    let file = SafetensorsFile::open(&folder.join(adapter::ADAPTER_WEIGHTS)).unwrap();
+    let paths = [adapter::ADAPTER_WEIGHTS, "model.safetensors"].map(|name| folder.join(name));
+    let path = paths.iter().find(|path| path.exists()).unwrap();
+    let file = SafetensorsFile::open(path).unwrap();
     let names: Vec<String> = file.names().map(str::to_owned).collect();
     names
         .iter()

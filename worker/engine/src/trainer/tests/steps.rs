@@ -237,6 +237,42 @@ fn what_is_published_is_a_peft_adapter_with_its_card() {
 }
 
 #[test]
+fn what_is_published_of_all_weights_is_a_model_to_go_on_from() {
+    let bench = Bench::new(4);
+    let told = bench.run(TrainingConfig {
+        use_peft: false,
+        epochs: 6,
+        batch_size: 4,
+        learning_rate: 1e-3,
+        ..config()
+    });
+    let losses = losses(&told.steps);
+    assert!(losses[5] < 0.9 * losses[0], "{losses:?}");
+    let folder = bench.output.path().join(FINAL);
+    Manifest::check(&folder).unwrap();
+    let base = ModelFiles::open(bench.model.path()).unwrap();
+    let model = ModelFiles::open(&folder).unwrap();
+    assert_eq!(model.config, base.config);
+    assert!(model.tokenizer().is_ok());
+    let started = told.started.unwrap();
+    assert_eq!(started.trainable_parameters, base.config.parameter_count());
+    assert_eq!(started.total_parameters, started.trainable_parameters);
+    let card = std::fs::read_to_string(folder.join("README.md")).unwrap();
+    assert!(card.contains("library_name: transformers") && !card.contains("rank"));
+    let mut bench = bench;
+    bench.model = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, bench.model.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let again = bench.run(TrainingConfig {
+        batch_size: 4,
+        ..config()
+    });
+    assert!(again.steps[0].loss.unwrap() < losses[5]);
+}
+
+#[test]
 fn g064_a_bad_row_fails_the_run_by_its_line() {
     let mut bench = Bench::new(2);
     bench.rows += "{\"foo\":1}\n";
