@@ -9,6 +9,8 @@ mod fields;
 mod reader;
 mod words;
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -16,6 +18,10 @@ use utoipa::ToSchema;
 use reader::{Bounds, Reader};
 pub use words::{MixedPrecision, ScheduleKind, TargetModules, TrainOn};
 
+/// Highest rank of an adapter.
+const MAX_RANK: u32 = 4096;
+/// What an adapter's alpha may be.
+const ALPHA_BOUNDS: Bounds = Bounds::above(0.0).up_to(65_536.0);
 /// Rank of an adapter, where the config does not say.
 const DEFAULT_LORA_R: u32 = 16;
 
@@ -87,6 +93,12 @@ pub struct TrainingConfig {
     pub target_modules: TargetModules,
     /// Scale by `lora_alpha / sqrt(lora_r)` instead.
     pub use_rslora: bool,
+    /// Ranks of layers by name, with PEFT's meaning; `lora_r` for all others.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub rank_pattern: BTreeMap<String, u32>,
+    /// Alphas of layers by name, with PEFT's meaning; `lora_alpha` for all others.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub alpha_pattern: BTreeMap<String, f64>,
     /// Modules that are trained whole beside the adapter.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub modules_to_save: Vec<String>,
@@ -141,7 +153,7 @@ impl TrainingConfig {
 
     fn read(reader: &mut Reader<'_>) -> Self {
         let use_peft = reader.flag("use_peft").unwrap_or(true);
-        let lora_r = reader.u32("lora_r", 1, 4096).unwrap_or(DEFAULT_LORA_R);
+        let lora_r = reader.u32("lora_r", 1, MAX_RANK).unwrap_or(DEFAULT_LORA_R);
         let save_steps = reader.u64("save_steps", 1).unwrap_or(500);
         let config = Self {
             epochs: reader.u32("epochs", 1, 100_000).unwrap_or(3),
@@ -184,13 +196,15 @@ impl TrainingConfig {
             use_peft,
             lora_r,
             lora_alpha: reader
-                .f64("lora_alpha", Bounds::above(0.0).up_to(65_536.0))
+                .f64("lora_alpha", ALPHA_BOUNDS)
                 .unwrap_or(2.0 * f64::from(lora_r)),
             lora_dropout: reader
                 .f64("lora_dropout", Bounds::from(0.0).below(1.0))
                 .unwrap_or(0.0),
             target_modules: reader.target_modules().unwrap_or_default(),
             use_rslora: reader.flag("use_rslora").unwrap_or(false),
+            rank_pattern: reader.ranks("rank_pattern").unwrap_or_default(),
+            alpha_pattern: reader.alphas("alpha_pattern").unwrap_or_default(),
             modules_to_save: reader.names("modules_to_save").unwrap_or_default(),
             packing: reader.flag("packing").unwrap_or(true),
             max_length: reader.u32("max_length", 2, 1_048_576).unwrap_or(1024),
@@ -203,13 +217,36 @@ impl TrainingConfig {
             load_best_model_at_end: reader.flag("load_best_model_at_end").unwrap_or(false),
             resume_from_checkpoint: reader.text("resume_from_checkpoint"),
         };
-        config.refuse_contradictions(reader);
-        config.refuse_unsupported(reader);
+        config.refuse_adapter_settings(reader);
+        config.refuse_without_evaluation(reader);
+        Self::refuse_unsupported(reader);
         config
     }
 
+    /// What needs evaluations has none without rows for them.
+    fn refuse_without_evaluation(&self, reader: &mut Reader<'_>) {
+        if self.eval_split > 0.0 {
+            return;
+        }
+        for (field, is_set) in [
+            (
+                "early_stopping_patience",
+                self.early_stopping_patience.is_some(),
+            ),
+            ("load_best_model_at_end", self.load_best_model_at_end),
+        ] {
+            if is_set {
+                reader.contradiction(
+                    field,
+                    "needs evaluations, and eval_split is 0",
+                    "set eval_split to the part of the rows that is kept for evaluation, as 0.1",
+                );
+            }
+        }
+    }
+
     /// Without an adapter, settings of one have no meaning: they must be left at their defaults.
-    fn refuse_contradictions(&self, reader: &mut Reader<'_>) {
+    fn refuse_adapter_settings(&self, reader: &mut Reader<'_>) {
         if self.use_peft {
             return;
         }
@@ -223,6 +260,8 @@ impl TrainingConfig {
                 self.target_modules != TargetModules::default(),
             ),
             ("use_rslora", self.use_rslora),
+            ("rank_pattern", !self.rank_pattern.is_empty()),
+            ("alpha_pattern", !self.alpha_pattern.is_empty()),
             ("modules_to_save", !self.modules_to_save.is_empty()),
         ] {
             if is_set {
@@ -236,26 +275,11 @@ impl TrainingConfig {
     }
 
     /// What is known by name and not built: refused, so that it is never silently ignored.
-    fn refuse_unsupported(&self, reader: &mut Reader<'_>) {
+    fn refuse_unsupported(reader: &mut Reader<'_>) {
         for field in fields::NOT_SUPPORTED {
             if reader.flag(field) == Some(true) {
                 reader.unsupported(field, "leave it out or set it to false");
             }
-        }
-        if !self.modules_to_save.is_empty() {
-            reader.unsupported("modules_to_save", "leave it out");
-        }
-        if self.eval_split != 0.0 {
-            reader.unsupported("eval_split", "leave it at 0");
-        }
-        if self.eval_steps != self.save_steps {
-            reader.unsupported("eval_steps", "leave it out");
-        }
-        if self.early_stopping_patience.is_some() {
-            reader.unsupported("early_stopping_patience", "leave it out");
-        }
-        if self.load_best_model_at_end {
-            reader.unsupported("load_best_model_at_end", "leave it at false");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! REST routes of what is known of a job beside itself: its curve, events, log, checkpoints and files.
 
+use std::collections::BTreeSet;
+
 use actix_web::{HttpRequest, HttpResponse, web};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -74,11 +76,29 @@ pub async fn metrics(
         .iter()
         .map(|(_, point)| (point.step as f64, point.loss.unwrap_or(f64::NAN)))
         .collect();
-    let points = largest_triangles(&shape, max_points)
+    let evaluated: BTreeSet<usize> = (0..points.len())
+        .filter(|index| points[*index].1.eval_loss.is_some())
+        .collect();
+    let points = thinned_out(&shape, evaluated, max_points)
         .into_iter()
         .map(|index| shown_point(&points[index]))
         .collect();
     Ok(web::Json(Curve { points }))
+}
+
+/// The points that are shown, by their places: those with an evaluation among them, unless they alone are too many.
+fn thinned_out(
+    shape: &[(f64, f64)],
+    evaluated: BTreeSet<usize>,
+    max_points: usize,
+) -> BTreeSet<usize> {
+    let rest = max_points - evaluated.len().min(max_points);
+    if shape.len() <= max_points || rest < 3 {
+        return largest_triangles(shape, max_points).into_iter().collect();
+    }
+    let mut shown = evaluated;
+    shown.extend(largest_triangles(shape, rest));
+    shown
 }
 
 fn shown_point((attempt, point): &(u32, TrainingProgressData)) -> Value {

@@ -1,5 +1,6 @@
 //! Where a job can stand, with what only matters there, and how long it may stand there.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use trainyard_shared::JobStatus;
@@ -42,10 +43,23 @@ pub enum Phase {
 }
 
 /// What decides whether a job can go on from a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct CheckpointMark {
     /// All its files are named, stored and checked.
     pub verified: bool,
+    /// The loss that an evaluation found for it, if there was one and it is finite.
+    pub eval_loss: Option<f64>,
+}
+
+impl CheckpointMark {
+    /// What a checkpoint's own `metrics` say of it.
+    pub fn new(verified: bool, metrics: &BTreeMap<String, Option<f64>>) -> Self {
+        let eval_loss = metrics.get("eval_loss").copied().flatten();
+        Self {
+            verified,
+            eval_loss: eval_loss.filter(|loss| loss.is_finite()),
+        }
+    }
 }
 
 /// The waiting times, from the settings.

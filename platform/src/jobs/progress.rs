@@ -52,7 +52,7 @@ impl Progress {
         reported.step <= last
     }
 
-    /// Takes a reported step in.
+    /// Takes a reported step in. What the newest evaluation has found stays to be seen until the next one.
     pub fn take(&mut self, reported: &TrainingProgressData) -> Arrival {
         match self
             .newest
@@ -60,7 +60,15 @@ impl Progress {
             .map(|newest| reported.step.cmp(&newest.step))
         {
             None | Some(std::cmp::Ordering::Greater) => {
-                self.newest = Some(reported.clone());
+                let before = self.newest.take();
+                let (eval_loss, eval_perplexity) = before
+                    .map(|before| (before.eval_loss, before.eval_perplexity))
+                    .unwrap_or_default();
+                let mut newest = reported.clone();
+                if newest.eval_loss.is_none() {
+                    (newest.eval_loss, newest.eval_perplexity) = (eval_loss, eval_perplexity);
+                }
+                self.newest = Some(newest);
                 Arrival::Newest
             }
             Some(std::cmp::Ordering::Less) => Arrival::Late,
@@ -121,6 +129,21 @@ mod tests {
             kept,
             [(1, 10, 1.0), (1, 20, 0.9), (1, 30, 0.8), (1, 31, 0.79)]
         );
+    }
+
+    #[test]
+    fn what_an_evaluation_found_is_shown_until_the_next_one() {
+        let mut progress = Progress::default();
+        let evaluated = |step, eval_loss| TrainingProgressData {
+            eval_loss,
+            ..reported(step, 1.0)
+        };
+        let mut shown = Vec::new();
+        for (step, eval_loss) in [(1, None), (2, Some(0.7)), (3, None), (4, Some(0.6))] {
+            progress.take(&evaluated(step, eval_loss));
+            shown.push(progress.shown().and_then(|newest| newest.eval_loss));
+        }
+        assert_eq!(shown, [None, Some(0.7), Some(0.7), Some(0.6)]);
     }
 
     #[test]

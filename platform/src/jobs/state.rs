@@ -314,7 +314,8 @@ impl JobState {
                 ..self.ignored("the checkpoint is recorded already")
             };
         }
-        next.checkpoints.insert(key, CheckpointMark { verified });
+        let mark = CheckpointMark::new(verified, &data.metrics);
+        next.checkpoints.insert(key, mark);
         next.forget_old_checkpoints();
         if !next.checkpoints.contains_key(&key) {
             return self.ignored("an older checkpoint than those that are kept");

@@ -254,12 +254,13 @@ pub fn load(
         .filter(job_attempts::job_id.eq(id.get()))
         .select((job_attempts::attempt, job_attempts::worker_id))
         .load(connection)?;
-    let marks: Vec<(i32, i64, bool)> = checkpoints::table
+    let marks: Vec<(i32, i64, bool, String)> = checkpoints::table
         .filter(checkpoints::job_id.eq(id.get()))
         .select((
             checkpoints::attempt,
             checkpoints::step,
             checkpoints::verified,
+            checkpoints::metrics,
         ))
         .load(connection)?;
     let worker = || {
@@ -299,10 +300,12 @@ pub fn load(
         resume_from: row.resume_from.map(step),
         checkpoints: marks
             .into_iter()
-            .map(|(attempt, at, verified)| {
-                ((count(attempt), step(at)), CheckpointMark { verified })
+            .map(|(attempt, at, verified, metrics)| {
+                let metrics = from_json_text(&metrics)?;
+                let mark = CheckpointMark::new(verified, &metrics);
+                Ok(((count(attempt), step(at)), mark))
             })
-            .collect(),
+            .collect::<Result<_, DatabaseError>>()?,
         save_total_limit: save_total_limit(row.config()?),
         total_steps: match phase {
             Phase::Running { .. } | Phase::Stopping { .. } => {

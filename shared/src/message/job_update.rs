@@ -124,6 +124,34 @@ pub struct JobUpdateData {
         skip_serializing_if = "Option::is_none"
     )]
     pub ram_used: Option<f64>,
+    /// Mean loss over the rows kept for evaluation, as it was measured last, in nats (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::metric",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub eval_loss: Option<f64>,
+    /// e to the power of `eval_loss` (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::metric",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub eval_perplexity: Option<f64>,
+    /// Sequences in one micro-batch as it runs (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub micro_batch_size: Option<u64>,
+    /// Micro-batches in one optimizer step as it runs (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gradient_accumulation_steps: Option<u64>,
     /// Time to the job's end at the present pace, in seconds.
     #[serde(
         default,
@@ -170,6 +198,10 @@ impl JobUpdateData {
             gpu_memory_used: None,
             cpu_utilization: None,
             ram_used: None,
+            eval_loss: None,
+            eval_perplexity: None,
+            micro_batch_size: None,
+            gradient_accumulation_steps: None,
             eta_seconds: None,
             attempt: None,
             awaiting_worker: None,

@@ -122,6 +122,34 @@ pub struct TrainingProgressData {
         skip_serializing_if = "Option::is_none"
     )]
     pub ram_used: Option<f64>,
+    /// Mean loss over the rows kept for evaluation, measured after this step, in nats (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::metric",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub eval_loss: Option<f64>,
+    /// e to the power of `eval_loss` (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::metric",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub eval_perplexity: Option<f64>,
+    /// Sequences in one micro-batch as it runs, which may be fewer than the config asks for (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub micro_batch_size: Option<u64>,
+    /// Micro-batches in one optimizer step as it runs (ours).
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub gradient_accumulation_steps: Option<u64>,
     /// Time to the job's end at the present pace, in seconds.
     #[serde(
         default,

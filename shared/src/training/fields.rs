@@ -33,6 +33,8 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ("lora_dropout", &["dropout"]),
     ("target_modules", &["lora_target_modules"]),
     ("use_rslora", &[]),
+    ("rank_pattern", &[]),
+    ("alpha_pattern", &[]),
     ("modules_to_save", &[]),
     ("packing", &[]),
     ("max_length", &["max_seq_length"]),

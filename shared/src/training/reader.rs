@@ -5,9 +5,9 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use super::FieldProblem;
 use super::fields::{self, aliases};
 use super::words::{MixedPrecision, TargetModules};
+use super::{ALPHA_BOUNDS, FieldProblem, MAX_RANK};
 use crate::{json, number};
 
 /// The fields that have not been taken yet, and the problems so far.
@@ -204,6 +204,48 @@ impl<'a> Reader<'a> {
                 names => Some(TargetModules::Names(names)),
             },
         }
+    }
+
+    /// Ranks by names of layers.
+    pub(super) fn ranks(&mut self, field: &str) -> Option<BTreeMap<String, u32>> {
+        let expected = format!("must be at least 1 and at most {MAX_RANK}");
+        self.by_name(field, &expected, |value| {
+            let rank = value.as_u64().and_then(|rank| u32::try_from(rank).ok());
+            rank.filter(|rank| (1..=MAX_RANK).contains(rank))
+        })
+    }
+
+    /// Alphas by names of layers.
+    pub(super) fn alphas(&mut self, field: &str) -> Option<BTreeMap<String, f64>> {
+        let expected = format!("must be {ALPHA_BOUNDS}");
+        self.by_name(field, &expected, |value| {
+            value.as_f64().filter(|alpha| ALPHA_BOUNDS.contain(*alpha))
+        })
+    }
+
+    fn by_name<T>(
+        &mut self,
+        field: &str,
+        expected: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Option<BTreeMap<String, T>> {
+        let (name, value) = self.take(field)?;
+        let Value::Object(entries) = value else {
+            return self.wrong_type(name, "an object of numbers by names of layers", value);
+        };
+        let mut values = BTreeMap::new();
+        for (layer, value) in entries {
+            if regex::Regex::new(layer).is_err() {
+                return self.problem(name, format!("{layer:?} is no regular expression"), None);
+            }
+            match read(value) {
+                Some(value) => values.insert(layer.clone(), value),
+                None => {
+                    return self.problem(name, format!("{layer}: {expected}, not {value}"), None);
+                }
+            };
+        }
+        Some(values)
     }
 
     /// `mixed_precision`, or one of transformers' booleans for it.

@@ -109,6 +109,57 @@ fn all_weights_are_trained_at_a_lower_rate_and_without_settings_of_an_adapter() 
 }
 
 #[test]
+fn evaluations_are_asked_for_by_eval_split() {
+    let config = parse(json!({
+        "eval_split": 0.1, "save_steps": 20, "early_stopping_patience": 3, "load_best_model_at_end": true
+    }));
+    assert_eq!(
+        config.eval_steps, 20,
+        "as often as checkpoints unless given"
+    );
+    assert_eq!(parse(Value::Object(config.to_map())), config);
+    assert_eq!(
+        parse(json!({"eval_split": 0.1, "eval_steps": 7})).eval_steps,
+        7
+    );
+    for (field, value) in [
+        ("early_stopping_patience", json!(3)),
+        ("load_best_model_at_end", json!(true)),
+    ] {
+        let problem = one_problem(json!({ field: value }));
+        assert_eq!(problem.field, field);
+        assert!(problem.hint.unwrap().contains("eval_split"));
+    }
+    for share in [json!(1), json!(-0.1)] {
+        assert_eq!(
+            one_problem(json!({"eval_split": share})).field,
+            "eval_split"
+        );
+    }
+}
+
+#[test]
+fn ranks_and_alphas_may_differ_by_layer() {
+    let config = parse(json!({
+        "rank_pattern": {"q_proj": 4}, "alpha_pattern": {"^model.layers.0.mlp.up_proj": 2.5},
+        "modules_to_save": ["lm_head"]
+    }));
+    assert_eq!(config.rank_pattern["q_proj"], 4);
+    assert_eq!(parse(Value::Object(config.to_map())), config);
+    for (field, value) in [
+        ("rank_pattern", json!({"q_proj": 0})),
+        ("rank_pattern", json!({"(": 4})),
+        ("rank_pattern", json!(["q_proj"])),
+        ("alpha_pattern", json!({"q_proj": 0})),
+        ("alpha_pattern", json!({"q_proj": "8"})),
+        ("modules_to_save", json!("lm_head")),
+        ("modules_to_save", json!([7])),
+    ] {
+        assert_eq!(one_problem(json!({ field: value })).field, field);
+    }
+}
+
+#[test]
 fn null_is_as_if_missing() {
     assert_eq!(
         parse(json!({"max_steps": null, "epochs": null})),
@@ -209,11 +260,6 @@ fn a_field_under_two_names_is_refused() {
 #[test]
 fn what_is_not_built_is_refused_and_its_default_is_taken() {
     for (field, value) in [
-        ("eval_split", json!(0.1)),
-        ("eval_steps", json!(7)),
-        ("early_stopping_patience", json!(3)),
-        ("load_best_model_at_end", json!(true)),
-        ("modules_to_save", json!(["lm_head"])),
         ("load_in_4bit", json!(true)),
         ("load_in_8bit", json!(true)),
         ("use_dora", json!(true)),

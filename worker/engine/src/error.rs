@@ -65,6 +65,9 @@ pub enum EngineError {
         /// What was asked for.
         bytes: usize,
     },
+    /// A training run needs more memory than there is, however it is cut up.
+    #[error("out of memory: {0}")]
+    TooLarge(String),
     /// A model's output is no numbers any more: its weights are damaged.
     #[error("the model's output is not finite")]
     NotFinite,

@@ -55,22 +55,43 @@ pub fn evaluate(
 ) -> Result<Evaluated, EngineError> {
     let none = Adapter::empty(model.config());
     let mut model = TrainModel::new(model, adapter.unwrap_or(&none))?;
+    let rows: Vec<u32> = (0..examples.len() as u32).collect();
+    measure(
+        &mut model,
+        (examples, &rows),
+        batch_size,
+        is_stopped,
+        on_progress,
+    )
+}
+
+/// As [`evaluate`], of a model in training, on some rows of the examples.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn measure(
+    model: &mut TrainModel,
+    (examples, rows): (&Examples, &[u32]),
+    batch_size: usize,
+    is_stopped: &(dyn Fn() -> bool + Sync),
+    on_progress: &mut dyn FnMut(usize),
+) -> Result<Evaluated, EngineError> {
     let mut sums = Sums::default();
-    let mut row = 0;
-    while row < examples.len() {
+    let mut done = 0;
+    while done < rows.len() {
         if is_stopped() {
             return Ok(Evaluated::Stopped);
         }
-        let end = batch_end(examples, row, batch_size);
-        let Some(scores) = model.score(&aligned(examples, row..end), is_stopped)? else {
+        let batch = &rows[done..][..batch_len(examples, &rows[done..], batch_size)];
+        let Some(scores) = model.score(&aligned(examples, batch), is_stopped)? else {
             return Ok(Evaluated::Stopped);
         };
         for score in scores {
             sums.loss += score;
             sums.likeliest += u64::from(score.is_likeliest);
         }
-        row = end;
-        on_progress(row);
+        done += batch.len();
+        on_progress(done);
     }
     sums.figures().map(Evaluated::Completed)
 }
@@ -99,26 +120,28 @@ impl Sums {
     }
 }
 
-/// One past the last row of the batch that begins with `first`.
-fn batch_end(examples: &Examples, first: usize, batch_size: usize) -> usize {
+/// How many of `rows` make up the next batch.
+fn batch_len(examples: &Examples, rows: &[u32], batch_size: usize) -> usize {
     let mut tokens = 0;
-    let fits = |row: &usize| {
-        tokens += examples.input_length(*row).next_multiple_of(LANES);
-        *row == first || tokens <= BATCH_TOKENS
+    let fits = |(place, row): &(usize, &u32)| {
+        tokens += examples
+            .input_length(**row as usize)
+            .next_multiple_of(LANES);
+        *place == 0 || tokens <= BATCH_TOKENS
     };
-    let last = examples.len().min(first.saturating_add(batch_size.max(1)));
-    first + (first..last).take_while(fits).count()
+    let most = rows.iter().take(batch_size.max(1)).enumerate();
+    most.take_while(fits).count()
 }
 
 /// Rows as a batch in which each begins a block; what lies between them has no target.
-fn aligned(examples: &Examples, rows: std::ops::Range<usize>) -> Batch {
+fn aligned(examples: &Examples, rows: &[u32]) -> Batch {
     let mut batch = Batch::default();
-    for row in rows {
+    for &row in rows {
         let gap = batch.tokens().next_multiple_of(LANES) - batch.tokens();
         if gap > 0 {
             batch.push_sequence(&vec![0; gap], &vec![IGNORE; gap]);
         }
-        let one = examples.batch(&[row as u32]);
+        let one = examples.batch(&[row]);
         batch.push_sequence(&one.ids, &one.targets);
     }
     batch
@@ -259,11 +282,12 @@ mod tests {
 
     #[test]
     fn batches_hold_no_more_tokens_than_fit_and_at_least_one_row() {
-        let rows = examples(&[3000, 3000, 40, 5000, 2]);
-        assert_eq!(batch_end(&rows, 0, 8), 1);
-        assert_eq!(batch_end(&rows, 1, 8), 3);
-        assert_eq!(batch_end(&rows, 3, 8), 4);
-        assert_eq!(batch_end(&rows, 1, 1), 2);
-        assert_eq!(batch_end(&rows, 4, 0), 5);
+        let examples = examples(&[3000, 3000, 40, 5000, 2]);
+        let len = |rows: &[u32], batch_size| batch_len(&examples, rows, batch_size);
+        assert_eq!(len(&[0, 1, 2, 3, 4], 8), 1);
+        assert_eq!(len(&[1, 2, 3, 4], 8), 2);
+        assert_eq!(len(&[3, 4], 8), 1);
+        assert_eq!(len(&[1, 2], 1), 1);
+        assert_eq!(len(&[4], 0), 1);
     }
 }

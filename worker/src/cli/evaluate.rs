@@ -81,15 +81,18 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let adapter = options
         .adapter
         .as_deref()
-        .map(|folder| adapter::load(folder, &files.config))
+        .map(|folder| adapter::load_all(folder, &files.config))
         .transpose()?;
-    let model = Arc::new(Llama::load_as(&files, Holding::AsStored)?);
+    let mut model = Llama::load_as(&files, Holding::AsStored)?;
+    if let Some(adapter) = &adapter {
+        adapter.whole.put_into(&mut model)?;
+    }
     files.release_memory();
     let bar = bar(examples.len() as u64, output);
     let mut done = 0;
     let evaluated = evaluate(
-        model,
-        adapter.as_ref().map(|(adapter, _)| adapter),
+        Arc::new(model),
+        adapter.as_ref().map(|saved| &saved.pairs),
         &examples,
         options.batch_size as usize,
         &is_stopped,

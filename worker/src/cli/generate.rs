@@ -102,10 +102,14 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let adapter = options
         .adapter
         .as_deref()
-        .map(|folder| adapter::load(folder, &files.config))
+        .map(|folder| adapter::load_all(folder, &files.config))
         .transpose()?;
-    let model = Arc::new(Llama::load_as(&files, Holding::AsStored)?);
-    let mut generator = Generator::new(model, adapter.as_ref().map(|(adapter, _)| adapter))?;
+    let mut model = Llama::load_as(&files, Holding::AsStored)?;
+    if let Some(adapter) = &adapter {
+        adapter.whole.put_into(&mut model)?;
+    }
+    let mut generator =
+        Generator::new(Arc::new(model), adapter.as_ref().map(|saved| &saved.pairs))?;
     let answer = answer(
         &mut generator,
         &chat,

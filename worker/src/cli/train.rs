@@ -17,6 +17,7 @@ use crate::config::ModelArgs;
 use crate::engine::checkpoint::newest_complete;
 use crate::engine::trainer::{CHECKPOINTS, FINAL, TrainingOutcome, TrainingRun, train};
 use crate::engine::weights::ModelFiles;
+use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
 use job_file::JobFile;
 use profile::Profile;
@@ -57,6 +58,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         config: job.config.clone(),
         output_dir: options.output.clone(),
         resume_from,
+        available_bytes: free_memory_bytes(),
     };
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;

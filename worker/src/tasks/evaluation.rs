@@ -209,7 +209,10 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
             (context.models.find(&base, |_| {}).await?, None)
         }
     };
-    let model = context.loaded.get(&path).await?;
+    let model = match &adapter {
+        Some(files) => context.loaded.get_for(&path, files).await?,
+        None => context.loaded.get(&path).await?,
+    };
     Ok(Prepared {
         max_length: max_length.min(model.config().max_position_embeddings),
         model,
@@ -295,7 +298,7 @@ impl Prepared {
         }
         let (examples, _) = read?;
         let adapter = match &self.adapter {
-            Some(files) => Some(adapter::load(files.folder(), self.model.config())?.0),
+            Some(files) => Some(adapter::load_all(files.folder(), self.model.config())?.pairs),
             None => None,
         };
         let progress = Progress::new(id, examples.len(), reports);

@@ -81,7 +81,7 @@ impl From<EngineError> for Failure {
     /// For everything after the model was opened.
     fn from(error: EngineError) -> Self {
         let kind = match &error {
-            EngineError::OutOfMemory { .. } => FailureKind::OutOfMemory,
+            EngineError::OutOfMemory { .. } | EngineError::TooLarge(_) => FailureKind::OutOfMemory,
             EngineError::Io { .. } | EngineError::InvalidCheckpoint { .. } => FailureKind::Storage,
             EngineError::InvalidModel { .. }
             | EngineError::MissingTensor { .. }

@@ -272,7 +272,10 @@ async fn prepare(
         Some(JobResult::Adapter(files)) => (find_base(data, context).await?, Some(files)),
         None => (find_base(data, context).await?, None),
     };
-    let model = context.loaded.get(&path).await?;
+    let model = match &files {
+        Some(files) => context.loaded.get_for(&path, files).await?,
+        None => context.loaded.get(&path).await?,
+    };
     // Reading an adapter and cutting a long chat into tokens take their time.
     let work = move || {
         let adapter = match &files {

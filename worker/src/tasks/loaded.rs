@@ -12,6 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use trainyard_shared::FailureKind;
 
 use super::failure::Failure;
+use super::result_files::AdapterFiles;
+use crate::engine::adapter;
 use crate::engine::weights::ModelFiles;
 
 pub(super) use generation::{AnswerEvent, AnswerRequest};
@@ -29,9 +31,18 @@ pub struct LoadedModels(Arc<Shared>);
 struct Shared {
     free_bytes: Box<dyn Fn() -> u64 + Send + Sync>,
     /// The one used longest ago first.
-    models: Mutex<Vec<(PathBuf, Arc<LoadedModel>)>>,
+    models: Mutex<Vec<(Key, Arc<LoadedModel>)>>,
     /// One model is loaded at a time: two at once would both believe the same memory to be free.
     loading: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// What a model in memory is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    /// Its folder or file.
+    path: PathBuf,
+    /// Digest and folder of the adapter that has replaced some of its weights.
+    own_weights: Option<(String, PathBuf)>,
 }
 
 impl std::fmt::Debug for Shared {
@@ -60,18 +71,41 @@ impl LoadedModels {
     ///
     /// A model that cannot be read, or for which there is no room.
     pub(super) async fn get(&self, path: &Path) -> Result<Arc<LoadedModel>, Failure> {
-        if let Some(model) = self.find(path) {
+        let path = path.to_owned();
+        let own_weights = None;
+        self.get_by_key(Key { path, own_weights }).await
+    }
+
+    /// The model for an adapter: a copy of the base model's own where the adapter replaces some of its weights.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::get`], and an adapter that cannot be read.
+    pub(super) async fn get_for(
+        &self,
+        path: &Path,
+        adapter: &AdapterFiles,
+    ) -> Result<Arc<LoadedModel>, Failure> {
+        let replaces = adapter::replaces_weights(adapter.folder())?;
+        let own_weights =
+            replaces.then(|| (adapter.digest().to_owned(), adapter.folder().to_owned()));
+        let path = path.to_owned();
+        self.get_by_key(Key { path, own_weights }).await
+    }
+
+    async fn get_by_key(&self, key: Key) -> Result<Arc<LoadedModel>, Failure> {
+        if let Some(model) = self.find(&key) {
             return Ok(model);
         }
         let turn = self.0.loading.clone().lock_owned().await;
-        if let Some(model) = self.find(path) {
+        if let Some(model) = self.find(&key) {
             return Ok(model);
         }
-        let (models, path) = (self.clone(), path.to_owned());
+        let models = self.clone();
         let load = move || {
             let _turn = turn;
-            let model = Arc::new(models.load(&path)?);
-            models.models().push((path, model.clone()));
+            let model = Arc::new(models.load(&key)?);
+            models.models().push((key, model.clone()));
             Ok(model)
         };
         actix_rt::task::spawn_blocking(load)
@@ -101,25 +135,31 @@ impl LoadedModels {
     /// The paths of the models that are loaded, the one used longest ago first.
     #[cfg(test)]
     pub(super) fn paths(&self) -> Vec<PathBuf> {
-        self.models().iter().map(|(path, _)| path.clone()).collect()
+        self.models()
+            .iter()
+            .map(|(key, _)| key.path.clone())
+            .collect()
     }
 
     /// A loaded model, which becomes the one used last.
-    fn find(&self, path: &Path) -> Option<Arc<LoadedModel>> {
+    fn find(&self, key: &Key) -> Option<Arc<LoadedModel>> {
         let mut models = self.models();
-        let index = models.iter().position(|(at, _)| at == path)?;
+        let index = models.iter().position(|(known, _)| known == key)?;
         let found = models.remove(index);
         let model = found.1.clone();
         models.push(found);
         Some(model)
     }
 
-    fn load(&self, path: &Path) -> Result<LoadedModel, Failure> {
+    fn load(&self, key: &Key) -> Result<LoadedModel, Failure> {
+        let path = &key.path;
         let files = ModelFiles::open(path).map_err(|error| Failure::from_model(&error))?;
         let needed = files.config.parameter_count() * size_of::<f32>() as u64 + RESERVE_BYTES;
         self.make_room(needed, path)?;
         tracing::info!(model.path = %path.display(), "the base model is loaded");
-        LoadedModel::load(files, |loaded| {
+        let own_weights = key.own_weights.as_ref();
+        let own_weights = own_weights.map(|(digest, folder)| (digest.as_str(), folder.as_path()));
+        LoadedModel::load(files, own_weights, |loaded| {
             let free = (self.0.free_bytes)().saturating_sub(RESERVE_BYTES);
             let room = (free / 2).max(LEAST_CONTEXT_BYTES);
             tracing::debug!(
@@ -146,8 +186,8 @@ impl LoadedModels {
                 index.map(|index| models.remove(index))
             };
             match unused {
-                Some((path, _)) => {
-                    tracing::info!(model.path = %path.display(), "a base model is given up for another one");
+                Some((key, _)) => {
+                    tracing::info!(model.path = %key.path.display(), "a base model is given up for another one");
                 }
                 None => {
                     let text = format!(

@@ -123,6 +123,7 @@ fn figures(update: &JobUpdateData) -> String {
         Some(_) => words.push("loss not finite".to_owned()),
         None => {}
     }
+    words.extend(finite(update.eval_loss).map(|loss| format!("evaluation loss {loss:.4}")));
     words.extend(finite(update.token_throughput).map(|speed| format!("{speed:.0} tokens/s")));
     if !update.status.is_ended() {
         let left = update

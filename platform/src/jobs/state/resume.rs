@@ -29,14 +29,24 @@ impl JobState {
         Some(why_anew(earlier.map(|((_, step), _)| *step)))
     }
 
-    /// Of the checkpoints with checked files the newest ones stay, and the one that this attempt goes on from.
-    /// The others cost nothing here.
+    /// The checkpoint with checked files that has the lowest evaluation loss, as (attempt, step).
+    fn best_checkpoint(&self) -> Option<(u32, u64)> {
+        let verified = self.checkpoints.iter().filter(|(_, mark)| mark.verified);
+        verified
+            .filter_map(|(key, mark)| Some((key, mark.eval_loss?)))
+            .min_by(|(_, a), (_, b)| a.total_cmp(b))
+            .map(|(key, _)| *key)
+    }
+
+    /// Of the checkpoints with checked files the newest ones stay, the one that this attempt goes on from, and the
+    /// one with the lowest evaluation loss. The others cost nothing here.
     pub(super) fn forget_old_checkpoints(&mut self) {
+        let best = self.best_checkpoint();
         let verified = self.checkpoints.iter().rev().filter(|(_, at)| at.verified);
         let old: Vec<_> = verified
             .skip(self.save_total_limit.max(1))
             .map(|(key, _)| *key)
-            .filter(|(_, step)| Some(*step) != self.resume_from)
+            .filter(|key| Some(key.1) != self.resume_from && Some(*key) != best)
             .collect();
         for key in old {
             self.checkpoints.remove(&key);

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 use trainyard_shared::training::{TargetModules, TrainingConfig};
 
 use super::targets::{self, Target};
-use crate::model::ModelConfig;
+use super::whole;
+use crate::model::{ModelConfig, Weight};
 
 /// What PEFT's `LoraConfig` says, as far as it is supported.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +30,8 @@ pub struct AdapterConfig {
     pub rank_pattern: BTreeMap<String, usize>,
     /// Alphas by name.
     pub alpha_pattern: BTreeMap<String, f64>,
+    /// Modules of the model that the adapter brings along.
+    pub modules_to_save: Vec<String>,
     /// What the adapter was trained on.
     pub base_model_name_or_path: Option<String>,
 }
@@ -65,8 +68,13 @@ impl AdapterConfig {
             exclude_modules: None,
             layers_to_transform: None,
             use_rslora: config.use_rslora,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
+            rank_pattern: config
+                .rank_pattern
+                .iter()
+                .map(|(name, rank)| (name.clone(), *rank as usize))
+                .collect(),
+            alpha_pattern: config.alpha_pattern.clone(),
+            modules_to_save: config.modules_to_save.clone(),
             base_model_name_or_path: Some(base_model.to_owned()),
         }
     }
@@ -123,6 +131,7 @@ impl AdapterConfig {
                 pattern(value, Value::as_f64)
             })?
             .unwrap_or_default(),
+            modules_to_save: take(&mut fields, "modules_to_save", names)?.unwrap_or_default(),
             base_model_name_or_path: take(&mut fields, "base_model_name_or_path", |value| {
                 value.as_str().map(str::to_owned)
             })?,
@@ -182,7 +191,7 @@ impl AdapterConfig {
             "bias": "none",
             "fan_in_fan_out": false,
             "init_lora_weights": true,
-            "modules_to_save": null,
+            "modules_to_save": Some(&self.modules_to_save).filter(|names| !names.is_empty()),
         }))
     }
 
@@ -192,6 +201,14 @@ impl AdapterConfig {
     /// Names of targets and patterns that match no layer.
     pub fn targets(&self, model: &ModelConfig) -> Result<Vec<Target>, String> {
         targets::resolve(self, model)
+    }
+
+    /// The model's own weights that belong to `modules_to_save`.
+    ///
+    /// # Errors
+    /// Names that belong to no module with weights, or to one with a pair.
+    pub(crate) fn whole_weights(&self, model: &ModelConfig) -> Result<Vec<Weight>, String> {
+        whole::whole_weights(self, model)
     }
 
     /// PEFT annotates alpha as a whole number; one that is whole is written as such.
@@ -218,6 +235,11 @@ fn take<T>(
     }
 }
 
+fn names(value: &Value) -> Option<Vec<String>> {
+    let names = value.as_array()?.iter();
+    names.map(|name| name.as_str().map(str::to_owned)).collect()
+}
+
 fn count(value: &Value) -> Option<usize> {
     value
         .as_u64()
@@ -231,13 +253,7 @@ fn targets(value: &Value) -> Option<TargetModules> {
             Some(TargetModules::AllLinear)
         }
         Value::String(pattern) => Some(TargetModules::Pattern(pattern.clone())),
-        Value::Array(names) => {
-            let names: Option<Vec<String>> = names
-                .iter()
-                .map(|name| name.as_str().map(str::to_owned))
-                .collect();
-            names.map(TargetModules::Names)
-        }
+        Value::Array(_) => names(value).map(TargetModules::Names),
         _ => None,
     }
 }

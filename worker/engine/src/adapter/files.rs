@@ -7,7 +7,7 @@ use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::Value;
 use trainyard_shared::json;
 
-use super::AdapterConfig;
+use super::{AdapterConfig, WholeWeights};
 use crate::EngineError;
 use crate::model::{Adapter, LoraModule, ModelConfig, Projection};
 use crate::weights::SafetensorsFile;
@@ -86,9 +86,13 @@ pub fn save_tensors(
     write_tensors(&weights, tensors)
 }
 
-/// The name in PEFT's files of a parameter such as `model.layers.0.self_attn.q_proj.lora_A`.
+/// The name in PEFT's files of a parameter such as `model.layers.0.self_attn.q_proj.lora_A`, or of a weight of the
+/// model such as `lm_head.weight`.
 pub fn peft_name(parameter: &str) -> String {
-    format!("{PREFIX}{parameter}.weight")
+    match parameter.ends_with(".weight") || parameter.ends_with(".bias") {
+        true => format!("{PREFIX}{parameter}"),
+        false => format!("{PREFIX}{parameter}.weight"),
+    }
 }
 
 /// Writes tensors as f32 into a safetensors file.
@@ -118,6 +122,16 @@ pub fn base_model_of(folder: &Path) -> Result<Option<String>, EngineError> {
     Ok(name.filter(|name| !name.is_empty()).map(str::to_owned))
 }
 
+/// Whether an adapter replaces weights of the model, so that it needs a model of its own.
+///
+/// # Errors
+/// As for [`load`].
+pub fn replaces_weights(folder: &Path) -> Result<bool, EngineError> {
+    let json = read_config(&folder.join(ADAPTER_CONFIG))?;
+    let modules = json.get("modules_to_save").and_then(Value::as_array);
+    Ok(modules.is_some_and(|modules| !modules.is_empty()))
+}
+
 fn read_config(path: &Path) -> Result<Value, EngineError> {
     let text =
         std::fs::read_to_string(path).map_err(|error| EngineError::io("read", path, error))?;
@@ -127,12 +141,39 @@ fn read_config(path: &Path) -> Result<Value, EngineError> {
     })
 }
 
+/// An adapter with all that it brings along.
+#[derive(Debug)]
+pub struct SavedAdapter {
+    /// Its pairs.
+    pub pairs: Adapter,
+    /// The model's weights that it replaces (`modules_to_save`).
+    pub whole: WholeWeights,
+    /// What its config says.
+    pub config: AdapterConfig,
+}
+
+/// Reads an adapter for a model that is pairs alone.
+///
+/// # Errors
+/// As [`load_all`]; and [`EngineError::InvalidCheckpoint`] for one that replaces weights of the model.
+pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfig), EngineError> {
+    let saved = load_all(folder, model)?;
+    if !saved.whole.is_empty() {
+        return Err(EngineError::InvalidCheckpoint {
+            path: folder.join(ADAPTER_CONFIG),
+            message: "modules_to_save: weights of the model itself are not supported here"
+                .to_owned(),
+        });
+    }
+    Ok((saved.pairs, saved.config))
+}
+
 /// Reads an adapter for a model.
 ///
 /// # Errors
 /// [`EngineError::InvalidCheckpoint`] naming the file and what is wrong with it, is missing, does not
 /// belong to this model, or is not supported.
-pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfig), EngineError> {
+pub fn load_all(folder: &Path, model: &ModelConfig) -> Result<SavedAdapter, EngineError> {
     let path = folder.join(ADAPTER_CONFIG);
     let invalid = |message: String| EngineError::InvalidCheckpoint {
         path: path.clone(),
@@ -141,25 +182,33 @@ pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfi
     let json = read_config(&path)?;
     let config = AdapterConfig::from_json(&json).map_err(invalid)?;
     let targets = config.targets(model).map_err(invalid)?;
+    let weights = config.whole_weights(model).map_err(invalid)?;
     let path = folder.join(ADAPTER_WEIGHTS);
     let file = SafetensorsFile::open(&path)?;
     let invalid = |message: String| EngineError::InvalidCheckpoint {
         path: path.clone(),
         message,
     };
-    let mut adapter = Adapter::empty(model);
-    adapter.dropout = config.lora_dropout as f32;
+    let mut pairs = Adapter::empty(model);
+    pairs.dropout = config.lora_dropout as f32;
     let mut used = HashSet::new();
     for target in &targets {
         let [outputs, inputs] = model.projection_shape(target.projection);
         let [a, b] = names(target.layer, target.projection);
-        adapter.layers[target.layer][target.projection as usize] = Some(LoraModule {
+        pairs.layers[target.layer][target.projection as usize] = Some(LoraModule {
             rank: target.rank,
             scale: target.scale as f32,
             a: read_tensor(&file, &a, &[target.rank, inputs])?,
             b: read_tensor(&file, &b, &[outputs, target.rank])?,
         });
         used.extend([a, b]);
+    }
+    let mut whole = WholeWeights::default();
+    for weight in weights {
+        let name = peft_name(&weight.name());
+        let values = read_tensor(&file, &name, &weight.shape(model))?;
+        whole.0.push((weight, values));
+        used.insert(name);
     }
     match file.names().find(|name| !used.contains(*name)) {
         Some(name) if name.contains("lora_magnitude_vector") => {
@@ -168,7 +217,11 @@ pub fn load(folder: &Path, model: &ModelConfig) -> Result<(Adapter, AdapterConfi
         Some(name) => Err(invalid(format!(
             "tensor {name} belongs to no layer that the config names"
         ))),
-        None => Ok((adapter, config)),
+        None => Ok(SavedAdapter {
+            pairs,
+            whole,
+            config,
+        }),
     }
 }
 

@@ -201,7 +201,7 @@ fn g083_what_is_not_supported_is_refused_by_name() {
         ("bias", json!("all")),
         ("lora_bias", json!(true)),
         ("fan_in_fan_out", json!(true)),
-        ("modules_to_save", json!(["lm_head"])),
+        ("modules_to_save", json!("lm_head")),
         ("trainable_token_indices", json!([1])),
         ("target_parameters", json!(["x"])),
         ("layer_replication", json!([[0, 1]])),
@@ -473,4 +473,34 @@ fn g059_an_adapter_in_half_precision_gives_nearly_the_same_logits() {
             assert!((x - y).abs() < 0.3, "{dtype:?}: {x} is not near {y}");
         }
     }
+}
+
+#[test]
+fn modules_to_save_are_found_as_peft_does_and_must_be_some() {
+    let with = |names: &[&str]| {
+        config(|config| {
+            config.target_modules = list(&["q_proj"]);
+            config.modules_to_save = names.iter().map(|name| (*name).to_owned()).collect();
+        })
+    };
+    let weights = |names: &[&str]| -> Vec<String> {
+        let weights = with(names).whole_weights(&model()).unwrap();
+        weights.iter().map(|weight| weight.name()).collect()
+    };
+    assert_eq!(
+        weights(&["lm_head", "embed_tokens"]),
+        ["model.embed_tokens.weight", "lm_head.weight"]
+    );
+    assert_eq!(
+        weights(&["norm"]).len(),
+        5,
+        "two in each layer, and the last"
+    );
+    assert_eq!(
+        weights(&["0.mlp.up_proj"]),
+        ["model.layers.0.mlp.up_proj.weight"]
+    );
+    let refused = |names: &[&str]| with(names).whole_weights(&model()).unwrap_err();
+    assert!(refused(&["lm_head", "FAKE"]).contains("FAKE"));
+    assert!(refused(&["q_proj"]).contains("target_modules"));
 }

@@ -4,14 +4,16 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `adapter_model.safetensors`, `adapter_config.json` | the adapter, as PEFT reads it |
+//! | `adapter_model.safetensors`, `adapter_config.json` | the adapter, as PEFT reads it; or the files of a model folder, where all weights are trained |
 //! | `optimizer.safetensors` | AdamW's moments of every weight |
+//! | `best.safetensors` | the weights with the lowest evaluation loss, where the run is to end with them and they are not these |
 //! | `trainer_state.json` | step, counters, the run's config and identity |
 //! | `manifest.json` | names, sizes and digests of the others; written last, so its presence means that all are there |
 //!
 //! It is written aside, synced and renamed. A crash in the middle of saving leaves the checkpoints
 //! before it as they are, and at most a folder whose name begins with a dot, which the next save removes.
 
+mod exact;
 mod manifest;
 mod newest;
 mod state;
@@ -25,10 +27,12 @@ use crate::files::{rename_durably, sync_folder};
 
 pub use manifest::{MANIFEST, Manifest};
 pub use newest::{Newest, newest_complete, step_folders};
-pub use state::{RunIdentity, TrainerState};
+pub use state::{Best, Evaluations, RunIdentity, TrainerState};
 
 /// Name of the optimizer's file in a checkpoint.
 pub const OPTIMIZER: &str = "optimizer.safetensors";
+/// Name of the file with the best weights in a checkpoint that does not hold them itself.
+pub const BEST: &str = "best.safetensors";
 /// Name of the trainer's file in a checkpoint.
 pub const TRAINER_STATE: &str = "trainer_state.json";
 
@@ -69,13 +73,14 @@ pub fn write_folder(
     }
 }
 
-/// Removes all but the newest `keep` checkpoints.
+/// Removes all but the newest `keep` checkpoints and the one of step `best`.
 ///
 /// # Errors
 /// [`EngineError::Io`] where one cannot be removed.
-pub fn prune(folder: &Path, keep: usize) -> Result<(), EngineError> {
+pub fn prune(folder: &Path, keep: usize, best: Option<u64>) -> Result<(), EngineError> {
     let steps = step_folders(folder)?;
-    for (_, path) in steps.iter().rev().skip(keep) {
+    let old = steps.iter().rev().skip(keep);
+    for (_, path) in old.filter(|(step, _)| Some(*step) != best) {
         fs::remove_dir_all(path).map_err(|error| EngineError::io("remove", path, error))?;
     }
     Ok(())

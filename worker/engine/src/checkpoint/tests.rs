@@ -116,6 +116,6 @@ fn only_the_newest_checkpoints_are_kept_by_number() {
     for step in [2, 10, 9, 100] {
         save(parent.path(), step);
     }
-    prune(parent.path(), 2).unwrap();
+    prune(parent.path(), 2, None).unwrap();
     assert_eq!(names(parent.path()), ["step-10", "step-100"]);
 }

@@ -4,8 +4,10 @@ mod encode;
 mod examples;
 mod order;
 mod read;
+mod split;
 
 pub use encode::RowEncoder;
 pub use examples::{Example, Examples};
-pub use order::{MicroBatches, Order};
+pub use order::{Order, Sequences};
 pub use read::{DatasetReport, read_jsonl};
+pub use split::Split;

@@ -11,39 +11,44 @@ use crate::random::Random;
 /// The order of rows over a whole run.
 #[derive(Debug, Clone)]
 pub struct Order {
+    rows: Vec<u32>,
+    /// Of each of `rows`.
     lengths: Vec<u32>,
     seed: u64,
     packing: bool,
     max_length: u32,
     batch_size: usize,
-    accumulation: usize,
+    sequences_per_step: usize,
     steps_per_epoch: u64,
 }
 
-/// The micro-batches of one epoch, each a list of rows.
-pub type MicroBatches = Vec<Vec<u32>>;
+/// The sequences of one epoch, each a list of rows.
+pub type Sequences = Vec<Vec<u32>>;
 
 impl Order {
-    /// The order for these rows by this config. There must be at least one row.
-    pub fn new(examples: &Examples, config: &TrainingConfig) -> Self {
+    /// The order for these `rows` of the examples by this config. There must be at least one row.
+    pub fn new(examples: &Examples, rows: Vec<u32>, config: &TrainingConfig) -> Self {
+        let batch_size = config.batch_size as usize;
         let mut order = Self {
-            lengths: (0..examples.len())
-                .map(|row| examples.input_length(row) as u32)
+            lengths: rows
+                .iter()
+                .map(|row| examples.input_length(*row as usize) as u32)
                 .collect(),
+            rows,
             seed: config.seed,
             packing: config.packing,
             max_length: config.max_length,
-            batch_size: config.batch_size as usize,
-            accumulation: config.gradient_accumulation_steps as usize,
+            batch_size,
+            sequences_per_step: batch_size * config.gradient_accumulation_steps as usize,
             steps_per_epoch: 0,
         };
         // Packing depends on the rows' lengths alone, so every epoch has as many steps.
-        order.steps_per_epoch = order.epoch(0).len().div_ceil(order.accumulation) as u64;
+        let sequences = order.epoch(0).len();
+        order.steps_per_epoch = sequences.div_ceil(order.sequences_per_step) as u64;
         order
     }
 
-    /// Optimizer steps of one epoch; the last one may have fewer micro-batches, the last of which may
-    /// have fewer sequences.
+    /// Optimizer steps of one epoch; the last one may have fewer sequences.
     pub fn steps_per_epoch(&self) -> u64 {
         self.steps_per_epoch
     }
@@ -56,27 +61,48 @@ impl Order {
         )
     }
 
-    /// The micro-batches of an epoch (from 0).
-    pub fn epoch(&self, epoch: u64) -> MicroBatches {
+    /// The sequences of an epoch (from 0).
+    pub fn epoch(&self, epoch: u64) -> Sequences {
         let mut random = Random::new(self.seed, &format!("order of epoch {epoch}"));
-        let mut rows: Vec<u32> = (0..self.lengths.len() as u32).collect();
-        random.shuffle(&mut rows);
-        let mut sequences: Vec<Vec<u32>> = if self.packing {
-            self.pack(rows)
+        let mut places: Vec<u32> = (0..self.rows.len() as u32).collect();
+        random.shuffle(&mut places);
+        let mut sequences: Sequences = if self.packing {
+            self.pack(places)
         } else {
-            rows.into_iter().map(|row| vec![row]).collect()
+            places.into_iter().map(|place| vec![place]).collect()
         };
         random.shuffle(&mut sequences);
+        for place in sequences.iter_mut().flatten() {
+            *place = self.rows[*place as usize];
+        }
         sequences
-            .chunks(self.batch_size)
+    }
+
+    /// The sequences of an epoch that belong to the step at `place` in it.
+    pub fn step<'a>(&self, epoch: &'a Sequences, place: u64) -> &'a [Vec<u32>] {
+        let start = place as usize * self.sequences_per_step;
+        &epoch[start..(start + self.sequences_per_step).min(epoch.len())]
+    }
+
+    /// A step's micro-batches, as lists of rows: of the config's batch size, each of them cut into parts of at most
+    /// `micro_batch_size` sequences.
+    pub fn micro_batches(&self, step: &[Vec<u32>], micro_batch_size: usize) -> Vec<Vec<u32>> {
+        step.chunks(self.batch_size)
+            .flat_map(|batch| batch.chunks(micro_batch_size))
             .map(<[_]>::concat)
             .collect()
     }
 
-    /// The micro-batches of an epoch that belong to the step at `place` in it.
-    pub fn step<'a>(&self, epoch: &'a MicroBatches, place: u64) -> &'a [Vec<u32>] {
-        let start = place as usize * self.accumulation;
-        &epoch[start..(start + self.accumulation).min(epoch.len())]
+    /// No micro-batch of so many sequences has more tokens.
+    pub fn most_tokens(&self, micro_batch_size: usize) -> usize {
+        if self.packing {
+            let all: usize = self.lengths.iter().map(|length| *length as usize).sum();
+            return all.min(micro_batch_size.saturating_mul(self.max_length as usize));
+        }
+        let mut lengths = self.lengths.clone();
+        lengths.sort_unstable();
+        let longest = lengths.iter().rev().take(micro_batch_size);
+        longest.map(|length| *length as usize).sum()
     }
 
     /// First fit, longest rows first: each row goes into the first sequence that has room for it.
@@ -156,10 +182,11 @@ mod tests {
             seed: 7,
             ..TrainingConfig::default()
         };
-        Order::new(&examples(lengths), &config)
+        let rows = (0..lengths.len() as u32).collect();
+        Order::new(&examples(lengths), rows, &config)
     }
 
-    fn sorted(epoch: &MicroBatches) -> Vec<u32> {
+    fn sorted(epoch: &Sequences) -> Vec<u32> {
         let mut rows = epoch.concat();
         rows.sort_unstable();
         rows
@@ -171,11 +198,13 @@ mod tests {
         assert_eq!(order(&[3; 10], false, 4, 2).steps_per_epoch(), 2);
         let order = order(&[3; 10], false, 4, 2);
         let epoch = order.epoch(0);
-        assert_eq!(epoch.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2]);
-        assert_eq!(
-            (order.step(&epoch, 0).len(), order.step(&epoch, 1).len()),
-            (2, 1)
-        );
+        let sizes = |place, micro_batch_size| {
+            let step = order.step(&epoch, place);
+            let micro_batches = order.micro_batches(step, micro_batch_size);
+            micro_batches.iter().map(Vec::len).collect::<Vec<_>>()
+        };
+        assert_eq!((sizes(0, 4), sizes(1, 4)), (vec![4, 4], vec![2]));
+        assert_eq!((sizes(0, 3), sizes(1, 1)), (vec![3, 1, 3, 1], vec![1, 1]));
         assert_eq!(
             (order.place_of(1), order.place_of(2), order.place_of(3)),
             ((0, 0), (0, 1), (1, 0))
@@ -215,6 +244,35 @@ mod tests {
             "{} sequences, {least} would be perfect",
             sequences.len()
         );
+    }
+
+    #[test]
+    fn no_micro_batch_has_more_tokens_than_is_said() {
+        let lengths = [3, 9, 4, 9, 1, 2, 8];
+        for packing in [false, true] {
+            let order = order(&lengths, packing, 4, 1);
+            for micro_batch_size in 1..=4 {
+                let most = order.most_tokens(micro_batch_size);
+                let micro_batches = order.micro_batches(&order.epoch(1), micro_batch_size);
+                let tokens = |rows: &Vec<u32>| {
+                    let lengths = rows.iter().map(|row| lengths[*row as usize]);
+                    lengths.sum::<usize>()
+                };
+                assert!(micro_batches.iter().all(|rows| tokens(rows) <= most));
+            }
+        }
+        assert_eq!(order(&lengths, false, 4, 1).most_tokens(2), 18);
+        assert_eq!(order(&lengths, true, 4, 1).most_tokens(2), 20);
+    }
+
+    #[test]
+    fn only_the_given_rows_are_trained_on() {
+        let config = TrainingConfig {
+            packing: false,
+            ..TrainingConfig::default()
+        };
+        let order = Order::new(&examples(&[3; 6]), vec![1, 4, 5], &config);
+        assert_eq!(sorted(&order.epoch(2)), [1, 4, 5]);
     }
 
     #[test]

@@ -4,6 +4,9 @@ use memmap2::MmapMut;
 
 use crate::EngineError;
 
+#[cfg(test)]
+pub(crate) use limited::LimitedAllocations;
+
 /// Zeroed `f32` storage straight from the system, in huge pages where it offers them.
 ///
 /// Pages that are never touched cost nothing.
@@ -28,6 +31,8 @@ impl Buffer {
             return Ok(Self::empty());
         }
         let bytes = len * size_of::<f32>();
+        #[cfg(test)]
+        limited::check(bytes)?;
         let map = MmapMut::map_anon(bytes).map_err(|_| EngineError::OutOfMemory { bytes })?;
         // Only a hint: a kernel without huge pages refuses it, and all works the same.
         #[cfg(target_os = "linux")]
@@ -112,6 +117,42 @@ impl<'a> Carver<'a> {
     /// What a part of `len` values takes up, its alignment and gap included.
     pub fn space(len: usize) -> usize {
         len.next_multiple_of(16) + GAP
+    }
+}
+
+/// Allocations that fail as they would on a machine with less memory.
+#[cfg(test)]
+mod limited {
+    use std::cell::Cell;
+
+    use crate::EngineError;
+
+    thread_local! {
+        static LARGEST: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+
+    /// While it lives, buffers larger than this are refused to its thread.
+    #[derive(Debug)]
+    pub(crate) struct LimitedAllocations;
+
+    impl LimitedAllocations {
+        pub(crate) fn up_to(bytes: u64) -> Self {
+            LARGEST.set(bytes);
+            Self
+        }
+    }
+
+    impl Drop for LimitedAllocations {
+        fn drop(&mut self) {
+            LARGEST.set(u64::MAX);
+        }
+    }
+
+    pub(super) fn check(bytes: usize) -> Result<(), EngineError> {
+        match bytes as u64 > LARGEST.get() {
+            true => Err(EngineError::OutOfMemory { bytes }),
+            false => Ok(()),
+        }
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) mod tile;
 pub(crate) mod weight;
 
 pub use activations::{Activations, ActivationsMut, LANES, padded_tokens};
+#[cfg(test)]
+pub(crate) use buffer::LimitedAllocations;
 pub use buffer::{Buffer, Carver};
 pub use mapped::MappedFile;
 pub(crate) use panels::PANEL;

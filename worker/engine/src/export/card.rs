@@ -15,6 +15,8 @@ pub struct ModelCard<'a> {
     pub state: &'a TrainerState,
     /// What became of the data set's rows.
     pub dataset: &'a DatasetReport,
+    /// Rows that were kept for evaluation.
+    pub evaluation_rows: u64,
     /// The adapter; none where all weights were trained.
     pub adapter: Option<&'a AdapterConfig>,
     /// SHA-256 over the base model's weights.
@@ -35,6 +37,7 @@ impl ModelCard<'_> {
         let Self {
             state,
             dataset,
+            evaluation_rows,
             adapter,
             base_sha256,
         } = self;
@@ -81,8 +84,11 @@ impl ModelCard<'_> {
             state.run.dataset_sha256
         ));
         line(&format!(
-            "| rows | {} trained on, {} dropped, {} skipped, {} cut |",
-            dataset.examples, dataset.dropped_rows, dataset.skipped_rows, dataset.truncated_rows
+            "| rows | {} trained on, {evaluation_rows} kept for evaluation, {} dropped, {} skipped, {} cut |",
+            dataset.examples - evaluation_rows,
+            dataset.dropped_rows,
+            dataset.skipped_rows,
+            dataset.truncated_rows
         ));
         line(&format!(
             "| tokens an epoch | {}, of which {} are learned |",
@@ -113,6 +119,13 @@ impl ModelCard<'_> {
             "| smoothed loss at the end | {} |",
             figure(state.loss_ema)
         ));
+        if let Some(best) = state.evaluations.best {
+            let newest = figure(state.evaluations.newest_loss);
+            line(&format!(
+                "| evaluation loss | {:.4} at best, after step {}; {newest} at the end |",
+                best.loss, best.step
+            ));
+        }
         line(&format!(
             "| tokens trained | {} in {:.0} s |",
             state.tokens, state.training_seconds

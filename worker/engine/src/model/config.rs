@@ -1,6 +1,7 @@
 //! What a model's `config.json` (or GGUF header) says about its shape.
 
 use crate::EngineError;
+use crate::ops::attention::Heads;
 
 /// Shape, constants and features of a Llama-family model; names as in Hugging Face's `config.json` where it has them.
 ///
@@ -218,6 +219,15 @@ impl ModelConfig {
     pub fn window(&self, layer: usize) -> Option<usize> {
         let window = self.sliding_window.as_ref()?;
         window.layers[layer].then_some(window.tokens)
+    }
+
+    /// Number and width of the attention's heads.
+    pub(super) fn heads(&self) -> Heads {
+        Heads {
+            queries: self.num_attention_heads,
+            keys: self.num_key_value_heads,
+            dim: self.head_dim,
+        }
     }
 
     /// Number of weights, tied ones counted once.

@@ -256,7 +256,7 @@ fn gradients_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn dropout_repeats_for_its_seed_and_is_off_in_evaluation() {
+fn g084_dropout_repeats_for_its_seed_and_is_off_in_evaluation() {
     let (batch, _) = batch();
     let model = model("tied");
     let mut dropped = adapter("tied", model.config(), 2.0);

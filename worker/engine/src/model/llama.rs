@@ -96,6 +96,14 @@ impl Weight {
         }
     }
 
+    /// The module that it belongs to: its name without the last part.
+    pub(crate) fn module(self) -> String {
+        let name = self.name();
+        name.rsplit_once('.')
+            .map(|(module, _)| module.to_owned())
+            .unwrap_or(name)
+    }
+
     /// Its shape as stored: one dimension for norms and biases, else `[out, in]`.
     pub(crate) fn shape(self, config: &ModelConfig) -> Vec<usize> {
         match self {
@@ -230,15 +238,37 @@ impl Llama {
 
     /// Number and width of the attention's heads.
     pub(super) fn heads(&self) -> Heads {
-        Heads {
-            queries: self.config.num_attention_heads,
-            keys: self.config.num_key_value_heads,
-            dim: self.config.head_dim,
+        self.config.heads()
+    }
+
+    /// Makes sure that a weight can take any values: it is held in f32, and the embedding and an output projection
+    /// that was tied to it are two of their own.
+    ///
+    /// # Errors
+    /// [`EngineError::OutOfMemory`].
+    pub(crate) fn unpack(&mut self, weight: Weight) -> Result<(), EngineError> {
+        let shape = weight.shape(&self.config);
+        let unpacked = |values: Vec<f32>| WeightMatrix::from_f32(&values, shape[0], shape[1]);
+        match weight {
+            Weight::Embedding => {
+                let values = self.get(weight);
+                if self.head.is_none() {
+                    self.head = Some(std::mem::replace(&mut self.embedding, unpacked(values)?));
+                } else {
+                    self.embedding = unpacked(values)?;
+                }
+            }
+            Weight::Head => self.head = Some(unpacked(self.get(weight))?),
+            Weight::Projection(layer, p) => {
+                self.layers[layer].projections[p as usize] = unpacked(self.get(weight))?;
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     /// Replaces one weight by row-major values of its shape.
-    pub(super) fn set(&mut self, weight: Weight, values: &[f32]) {
+    pub(crate) fn set(&mut self, weight: Weight, values: &[f32]) {
         let set = |vector: Option<&mut Vec<f32>>| {
             if let Some(vector) = vector {
                 vector.copy_from_slice(values);

@@ -1,6 +1,6 @@
 //! What a training step holds in memory, laid out in one buffer that is planned once and used again by every step.
 
-use super::{Llama, ModelConfig, Projection};
+use super::{ModelConfig, Projection};
 use crate::{
     device::{Activations, ActivationsMut, Carver, LANES},
     ops::{
@@ -24,7 +24,7 @@ pub(super) enum Keep {
 /// Sizes that decide how much memory a batch needs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'a> {
-    pub model: &'a Llama,
+    pub config: &'a ModelConfig,
     /// Tokens in whole blocks.
     pub tokens: usize,
     /// Rank of each projection's pair in each layer, 0 for none.
@@ -111,10 +111,6 @@ pub(super) struct LayerMemory<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn config(&self) -> &'a ModelConfig {
-        self.model.config()
-    }
-
     /// Number of values in the whole buffer.
     pub(super) fn len(&self) -> usize {
         self.inputs_len() + self.kept_len() + space(&self.shared_sizes())
@@ -141,7 +137,7 @@ impl<'a> Plan<'a> {
             du,
             scratch,
         ] = self.shared_sizes().map(|len| carver.take(len));
-        let c = self.config();
+        let c = self.config;
         let (hidden, wide, narrow) = (c.hidden_size, c.query_width(), c.key_value_width());
         Memory {
             inputs,
@@ -168,18 +164,18 @@ impl<'a> Plan<'a> {
     fn inputs_len(&self) -> usize {
         let count = match self.keep {
             Keep::Nothing => 2,
-            Keep::All | Keep::Inputs => self.config().num_hidden_layers + 1,
+            Keep::All | Keep::Inputs => self.config.num_hidden_layers + 1,
         };
         count * self.input_len()
     }
 
     fn input_len(&self) -> usize {
-        Carver::space(self.tokens * self.config().hidden_size)
+        Carver::space(self.tokens * self.config.hidden_size)
     }
 
     fn kept_len(&self) -> usize {
         let count = match self.keep {
-            Keep::All => self.config().num_hidden_layers,
+            Keep::All => self.config.num_hidden_layers,
             Keep::Inputs | Keep::Nothing => 1,
         };
         count * self.layer_len()
@@ -194,7 +190,7 @@ impl<'a> Plan<'a> {
     }
 
     fn layer_sizes(&self, ranks: &[usize; 7]) -> [usize; 21] {
-        let c = self.config();
+        let c = self.config;
         let (wide, narrow) = (c.query_width(), c.key_value_width());
         let (inner, hidden) = (c.intermediate_size, c.hidden_size);
         let [q, k, v, o, gate, up, down] = *ranks;
@@ -225,7 +221,7 @@ impl<'a> Plan<'a> {
     }
 
     fn shared_sizes(&self) -> [usize; 14] {
-        let c = self.config();
+        let c = self.config;
         let (wide, narrow, hidden) = (c.query_width(), c.key_value_width(), c.hidden_size);
         let backward = |width: usize| if self.keep == Keep::Nothing { 0 } else { width };
         let mut sizes = [
@@ -255,10 +251,10 @@ impl<'a> Plan<'a> {
 
     /// The most that any operation asks for.
     fn scratch_len(&self) -> usize {
-        let c = self.config();
+        let c = self.config;
         let blocks = self.tokens / LANES;
         let loss = cross_entropy_scratch(self.tokens, c.vocab_size, c.hidden_size, self.full);
-        let attention = attention_scratch(blocks, self.model.heads());
+        let attention = attention_scratch(blocks, self.config.heads());
         let dropped = if self.dropout {
             self.tokens * c.intermediate_size.max(c.hidden_size)
         } else {
@@ -285,15 +281,15 @@ fn space(sizes: &[usize]) -> usize {
 impl<'m> Memory<'m> {
     /// The input of layer `layer`, or the last layer's output.
     pub(super) fn input(&mut self, plan: &Plan<'_>, layer: usize) -> ActivationsMut<'_> {
-        let hidden = plan.config().hidden_size;
+        let hidden = plan.config.hidden_size;
         let start = plan.input_index(layer) * plan.input_len();
         ActivationsMut::new(&mut self.inputs[start..][..plan.tokens * hidden], hidden)
     }
 
     /// The last layer's output, and what all layers use.
     pub(super) fn last(&mut self, plan: &Plan<'_>) -> (Activations<'_>, &mut SharedMemory<'m>) {
-        let hidden = plan.config().hidden_size;
-        let start = plan.input_index(plan.config().num_hidden_layers) * plan.input_len();
+        let hidden = plan.config.hidden_size;
+        let start = plan.input_index(plan.config.num_hidden_layers) * plan.input_len();
         let x = Activations::new(&self.inputs[start..][..plan.tokens * hidden], hidden);
         (x, &mut self.shared)
     }
@@ -301,8 +297,8 @@ impl<'m> Memory<'m> {
     /// Everything that layer `layer` works on.
     pub(super) fn layer(&mut self, plan: &Plan<'_>, layer: usize) -> LayerView<'_, 'm> {
         let (hidden, len) = (
-            plan.config().hidden_size,
-            plan.tokens * plan.config().hidden_size,
+            plan.config.hidden_size,
+            plan.tokens * plan.config.hidden_size,
         );
         let (input, output) = (plan.input_index(layer), plan.input_index(layer + 1));
         let (first, second) = self
@@ -336,7 +332,7 @@ impl Plan<'_> {
     }
 
     fn carve_layer<'a>(&self, kept: &'a mut [f32], layer: usize) -> LayerMemory<'a> {
-        let c = self.config();
+        let c = self.config;
         let mut carver = Carver::new(kept);
         let [
             attention_rstd,

@@ -14,6 +14,7 @@ mod holding_tests;
 mod llama;
 mod memory;
 mod parameter;
+mod pass_size;
 mod train;
 mod trainable;
 
@@ -25,4 +26,5 @@ pub use holding::{Held, Holding};
 pub use llama::Llama;
 pub(crate) use llama::Weight;
 pub use parameter::Parameter;
+pub use pass_size::PassSize;
 pub use train::TrainModel;

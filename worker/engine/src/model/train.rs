@@ -41,6 +41,22 @@ impl TrainModel {
         Ok(Self::with(model, trainable))
     }
 
+    /// An adapter to be trained together with some of the model's own weights.
+    ///
+    /// # Errors
+    /// As [`TrainModel::new`].
+    pub(crate) fn with_weights(
+        mut model: Llama,
+        adapter: &Adapter,
+        weights: &[Weight],
+    ) -> Result<Self, EngineError> {
+        for weight in weights {
+            model.unpack(*weight)?;
+        }
+        let trainable = Trainable::new(&model, adapter, weights)?;
+        Ok(Self::with(Arc::new(model), trainable))
+    }
+
     /// A model to be trained in all its weights.
     ///
     /// # Errors
@@ -236,7 +252,7 @@ impl TrainModel {
         }
         let ranks = self.trainable.ranks().to_vec();
         let plan = Plan {
-            model: &self.model,
+            config: self.model.config(),
             tokens: padded_tokens(batch.tokens()),
             ranks: &ranks,
             dropout: self.trainable.dropout(),

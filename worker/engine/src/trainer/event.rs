@@ -46,6 +46,10 @@ pub struct Started {
     pub total_parameters: u64,
     /// What became of the data set's rows.
     pub dataset: DatasetReport,
+    /// Rows that are trained on.
+    pub training_rows: u64,
+    /// Rows that are kept for evaluation.
+    pub evaluation_rows: u64,
 }
 
 /// One optimizer step. Figures that are not finite are none.
@@ -71,12 +75,27 @@ pub struct StepReport {
     pub skipped: bool,
     /// Tokens that ran through the model in this step.
     pub tokens: u64,
+    /// Sequences in one micro-batch, as it runs: no more than memory allows.
+    pub micro_batch_size: u32,
+    /// Micro-batches in one full step, as it runs.
+    pub gradient_accumulation_steps: u32,
+    /// What the evaluation after this step found, where there was one.
+    pub evaluation: Option<EvaluationReport>,
     /// Rows a second.
     pub throughput: Option<f64>,
     /// Tokens a second.
     pub token_throughput: Option<f64>,
     /// Seconds to the end of the run, as it goes now.
     pub eta_seconds: Option<f64>,
+}
+
+/// An evaluation on the rows that are kept for it. Figures that are not finite are none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvaluationReport {
+    /// Mean loss over the rows' labelled tokens, in nats.
+    pub loss: Option<f64>,
+    /// exp(loss).
+    pub perplexity: Option<f64>,
 }
 
 /// A checkpoint that is whole on disk.

@@ -7,7 +7,7 @@ use trainyard_shared::training::TrainingConfig;
 
 use crate::adapter::{self, peft_name};
 use crate::golden;
-use crate::model::{Batch, IGNORE, Llama, TrainModel};
+use crate::model::{Batch, IGNORE, Llama, LossSum, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::weights::{ModelFiles, SafetensorsFile};
 
@@ -161,4 +161,35 @@ fn steps_of_all_weights_equal_those_of_transformers() {
             str::to_owned,
         );
     }
+}
+
+#[test]
+fn g072_rows_of_different_lengths_count_by_their_labelled_tokens() {
+    let meta = golden::meta();
+    let files = ModelFiles::open(&golden::path("tied")).unwrap();
+    let mut model = TrainModel::full(Llama::load(&files).unwrap()).unwrap();
+    let together = batch(&meta);
+    let mut alone = LossSum::default();
+    for (start, end) in [(0, 16), (16, together.tokens())] {
+        let mut row = Batch::default();
+        row.push_sequence(&together.ids[start..end], &together.targets[start..end]);
+        alone += model.evaluate(&row).unwrap();
+    }
+    let both = model.evaluate(&together).unwrap();
+    assert_eq!(both.tokens, alone.tokens);
+    assert_eq!(both.tokens, together.labelled_tokens() as u64);
+    assert!((both.mean() / alone.mean() - 1.0).abs() < 1e-5);
+}
+
+#[test]
+fn g071_the_loss_of_a_step_is_over_its_tokens_and_not_over_its_micro_batches() {
+    let mut step = LossSum {
+        nll_sum: 4.0,
+        tokens: 1,
+    };
+    step += LossSum {
+        nll_sum: 0.0,
+        tokens: 3,
+    };
+    assert_eq!(step.mean(), 1.0);
 }

@@ -1,19 +1,26 @@
 //! A training run: from a model's files and a data set to an adapter or a model, with checkpoints on the way.
 //!
 //! 1. The data set is read and tokenised; bad data ends the run before the model is loaded.
-//! 2. The model is loaded, and the adapter made; or what the checkpoint to go on from holds is taken up.
-//! 3. Each optimizer step runs its micro-batches, divides by all tokens of the step that have a label,
+//! 2. Rows are set aside for evaluation, where the config asks for it, and the memory that is needed is estimated:
+//!    where it does not suffice, micro-batches become smaller, or the run is refused.
+//! 3. The model is loaded, and the adapter made; or what the checkpoint to go on from holds is taken up.
+//! 4. Each optimizer step runs its micro-batches, divides by all tokens of the step that have a label,
 //!    and updates what is trained. A step whose loss or gradients are not finite is skipped and counted;
 //!    the third in a row ends the run as diverged.
-//! 4. Every `save_steps` steps, and when the run is stopped, a checkpoint is saved.
-//! 5. The result is published. Weights that are not finite are never written anywhere.
+//! 5. Every `eval_steps` steps, the rows set aside are measured; after so many without a lower loss, the run ends.
+//! 6. Every `save_steps` steps, where the evaluation loss is the lowest so far, and when the run is stopped, a
+//!    checkpoint is saved.
+//! 7. The result is published. Weights that are not finite are never written anywhere.
 //!
 //! Known gap: the tokens of all rows are in memory, four bytes each.
 
+mod evaluation;
 mod event;
+mod memory;
 mod method;
 mod progress;
 mod resume;
+mod saving;
 mod steps;
 
 use std::path::PathBuf;
@@ -23,14 +30,18 @@ use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 
 use super::EngineError;
 use super::checkpoint::{RunIdentity, TrainerState};
-use super::data::{DatasetReport, Examples, Order, RowEncoder, read_jsonl};
+use super::data::{DatasetReport, Examples, Order, RowEncoder, Split, read_jsonl};
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
+use memory::{Fit, Needs};
 use method::Method;
 use resume::Resumed;
-use steps::Trainer;
+use steps::{Data, Trainer};
 
-pub use event::{CheckpointSaved, LogLevel, Started, StepReport, TrainingEvent, TrainingOutcome};
+pub use event::{
+    CheckpointSaved, EvaluationReport, LogLevel, Started, StepReport, TrainingEvent,
+    TrainingOutcome,
+};
 
 /// Folder of the checkpoints within a run's output folder.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -54,6 +65,8 @@ pub struct TrainingRun<'a> {
     pub output_dir: PathBuf,
     /// The checkpoint folder to go on from.
     pub resume_from: Option<PathBuf>,
+    /// Memory that the run may take, in bytes.
+    pub available_bytes: u64,
 }
 
 /// Runs to the end, or until `is_stopped` says so: it is asked before every micro-batch.
@@ -62,7 +75,7 @@ pub struct TrainingRun<'a> {
 /// Whatever [`EngineError`] ends the run. Checkpoints that were saved stay.
 pub fn train(
     run: &TrainingRun<'_>,
-    is_stopped: &dyn Fn() -> bool,
+    is_stopped: &(dyn Fn() -> bool + Sync),
     on_event: &mut dyn FnMut(TrainingEvent),
 ) -> Result<TrainingOutcome, EngineError> {
     let mut log = |level, line: String| on_event(TrainingEvent::Log { level, line });
@@ -92,50 +105,77 @@ pub fn train(
         config: run.config.to_map(),
     };
     let method = Method::of(&run.config, &run.base_model);
-    let mut model = match &resumed {
+    let state = match &resumed {
         Some(resumed) => {
             resumed.check(&identity, &mut log)?;
-            method.go_on(run, resumed.folder())?
-        }
-        None => method.begin(run)?,
-    };
-    model.set_gradient_checkpointing(run.config.gradient_checkpointing);
-    let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
-    let state = match resumed {
-        Some(resumed) => {
-            resumed.restore(&mut optimizer, &mut model)?;
             TrainerState {
                 run: identity,
-                ..resumed.state
+                ..resumed.state.clone()
             }
         }
         None => TrainerState::new(chat_time, identity),
     };
-    let order = Order::new(&examples, &run.config);
-    let total_steps = run
-        .config
-        .max_steps
-        .unwrap_or(u64::from(run.config.epochs) * order.steps_per_epoch());
+    let split = Split::new(examples.len(), run.config.eval_split, run.config.seed)?;
+    let order = Order::new(&examples, split.training, &run.config);
+    let fit = fit(run, &method, &order, &state)?;
+    let mut model = match &resumed {
+        Some(resumed) => method.go_on(run, resumed.folder())?,
+        None => method.begin(run)?,
+    };
+    let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
+    if let Some(resumed) = &resumed {
+        resumed.restore(&mut optimizer, &mut model)?;
+    }
+    let epochs = u64::from(run.config.epochs);
+    let total_steps = run.config.max_steps;
+    let total_steps = total_steps.unwrap_or(epochs * order.steps_per_epoch());
     let trainable_parameters = model.trainable_count();
     let total_parameters = match run.config.use_peft {
         true => run.model.config.parameter_count() + trainable_parameters,
         false => trainable_parameters,
     };
+    let evaluation_rows = split.evaluation.len() as u64;
     on_event(TrainingEvent::Started(Started {
         total_steps,
         resumed_from_step: state.step,
         trainable_parameters,
         total_parameters,
+        training_rows: dataset.examples - evaluation_rows,
+        evaluation_rows,
         dataset: dataset.clone(),
     }));
-    Trainer::new(
-        run,
-        method,
-        (examples, dataset, order),
-        (model, optimizer, state),
-        total_steps,
-    )
-    .run(is_stopped, on_event)
+    let data = Data {
+        examples,
+        report: dataset,
+        order,
+        evaluation_rows: split.evaluation,
+    };
+    let state = (model, optimizer, state);
+    let mut trainer = Trainer::new(run, method, data, state, total_steps);
+    trainer.find_best_weights();
+    trainer.set_fit(fit, on_event);
+    trainer.run(is_stopped, on_event)
+}
+
+/// How the run gets by with the memory that there is.
+fn fit(
+    run: &TrainingRun<'_>,
+    method: &Method,
+    order: &Order,
+    state: &TrainerState,
+) -> Result<Fit, EngineError> {
+    let model = &run.model.config;
+    let ranks = method.ranks(model)?;
+    let needs = Needs {
+        model,
+        weight_bytes: model.parameter_count() * size_of::<f32>() as u64,
+        trained: method.trained(model)?,
+        ranks: &ranks,
+        trains_weights: method.trains_weights(),
+        order,
+    };
+    let wanted = Fit::wanted(&run.config, state);
+    needs.fit(wanted, &run.config, run.available_bytes)
 }
 
 fn read_data(

@@ -1,17 +1,16 @@
-//! The steps of a run: forward, backward, update, report, save; and what is published at the end.
+//! The steps of a run: forward, backward, update, report.
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::method::Method;
 use super::progress::{Speed, finite, per_second, smoothed};
-use super::{CHECKPOINTS, FINAL, TrainingRun};
-use super::{CheckpointSaved, LogLevel, StepReport, TrainingEvent, TrainingOutcome};
+use super::{EvaluationReport, TrainingRun};
+use super::{LogLevel, StepReport, TrainingEvent, TrainingOutcome};
 use crate::EngineError;
-use crate::checkpoint::{self, OPTIMIZER, TrainerState};
-use crate::data::{DatasetReport, Examples, MicroBatches, Order};
-use crate::export::{self, ModelCard};
-use crate::model::{LossSum, Parameter, TrainModel};
+use crate::checkpoint::TrainerState;
+use crate::data::{DatasetReport, Examples, Order, Sequences};
+use crate::model::{LossSum, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::random::Random;
 use crate::schedule::Schedule;
@@ -20,22 +19,33 @@ use crate::schedule::Schedule;
 const SKIPPED_IN_A_ROW: u64 = 3;
 
 /// What happens in a run is told through this.
-type OnEvent<'e> = dyn FnMut(TrainingEvent) + 'e;
+pub(super) type OnEvent<'e> = dyn FnMut(TrainingEvent) + 'e;
+
+/// The data set as a run uses it.
+pub(super) struct Data {
+    pub(super) examples: Examples,
+    pub(super) report: DatasetReport,
+    pub(super) order: Order,
+    /// Rows that are kept for evaluation.
+    pub(super) evaluation_rows: Vec<u32>,
+}
 
 /// Everything that a run's steps need and change.
 pub(super) struct Trainer<'a> {
-    run: &'a TrainingRun<'a>,
-    method: Method,
-    examples: Examples,
-    dataset: DatasetReport,
-    order: Order,
+    pub(super) run: &'a TrainingRun<'a>,
+    pub(super) method: Method,
+    pub(super) data: Data,
     schedule: Schedule,
-    model: TrainModel,
-    optimizer: Optimizer,
-    state: TrainerState,
-    total_steps: u64,
-    /// The step of the newest checkpoint.
-    saved_step: u64,
+    pub(super) model: TrainModel,
+    pub(super) optimizer: Optimizer,
+    pub(super) state: TrainerState,
+    pub(super) total_steps: u64,
+    /// The steps of the newest checkpoint and of the newest evaluation that it knows.
+    pub(super) saved: (u64, u64),
+    /// The file with the weights that `state.evaluations.best` tells of, where they were saved.
+    pub(super) best_weights: Option<PathBuf>,
+    /// Of the newest step, which is told once it is evaluated.
+    report: Option<StepReport>,
     speed: Speed,
 }
 
@@ -52,20 +62,20 @@ impl<'a> Trainer<'a> {
     pub(super) fn new(
         run: &'a TrainingRun<'a>,
         method: Method,
-        (examples, dataset, order): (Examples, DatasetReport, Order),
+        data: Data,
         (model, optimizer, state): (TrainModel, Optimizer, TrainerState),
         total_steps: u64,
     ) -> Self {
         Self {
             run,
             method,
-            examples,
-            dataset,
-            order,
+            data,
             schedule: Schedule::new(&run.config, total_steps),
             model,
             optimizer,
-            saved_step: state.step,
+            saved: (state.step, state.evaluations.newest_step),
+            best_weights: None,
+            report: None,
             state,
             total_steps,
             speed: Speed::default(),
@@ -75,42 +85,70 @@ impl<'a> Trainer<'a> {
     /// Does the steps that are left.
     pub(super) fn run(
         mut self,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
         on_event: &mut OnEvent<'_>,
     ) -> Result<TrainingOutcome, EngineError> {
-        let mut current: Option<(u64, MicroBatches)> = None;
-        while self.state.step < self.total_steps {
-            let step = self.state.step + 1;
-            let (epoch, place) = self.order.place_of(step);
-            let (_, batches) = match &current {
-                Some(current) if current.0 == epoch => current,
-                _ => current.insert((epoch, self.order.epoch(epoch))),
-            };
-            let Some(passes) =
-                self.forward_backward(step, self.order.step(batches, place), is_stopped)?
-            else {
-                return self.stop(on_event);
-            };
-            self.finish_step(epoch + 1, &passes, on_event)?;
-            if step.is_multiple_of(self.run.config.save_steps) && step < self.total_steps {
+        let mut current: Option<(u64, Sequences)> = None;
+        loop {
+            if self.evaluation_is_due() {
+                let Some(found) = self.evaluate(is_stopped, on_event)? else {
+                    self.tell(None, on_event);
+                    return self.stop(on_event);
+                };
+                self.tell(Some(found), on_event);
+            } else {
+                self.tell(None, on_event);
+            }
+            if self.is_over(on_event) {
+                return self.publish(on_event);
+            }
+            if self.checkpoint_is_due() {
                 self.save(on_event)?;
             }
+            let (epoch, place) = self.data.order.place_of(self.state.step + 1);
+            let sequences = match current.take() {
+                Some((number, sequences)) if number == epoch => sequences,
+                _ => self.data.order.epoch(epoch),
+            };
+            let step = self.data.order.step(&sequences, place);
+            let Some(passes) = self.forward_backward(step, is_stopped, on_event)? else {
+                return self.stop(on_event);
+            };
+            current = Some((epoch, sequences));
+            self.finish_step(epoch + 1, &passes, on_event)?;
         }
-        self.publish()
     }
 
-    /// Runs a step's micro-batches; the gradients are those of the mean over all its labelled tokens.
-    /// Gives none where the run was stopped meanwhile.
+    /// Runs the micro-batches of the next step; the gradients are those of the mean over all its labelled tokens.
+    /// Where memory runs out, they become smaller. Gives none where the run was stopped meanwhile.
     fn forward_backward(
         &mut self,
-        step: u64,
-        micro_batches: &[Vec<u32>],
+        sequences: &[Vec<u32>],
+        is_stopped: &dyn Fn() -> bool,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<Option<Passes>, EngineError> {
+        loop {
+            match self.passes(sequences, is_stopped) {
+                Err(error @ EngineError::OutOfMemory { .. }) => self.shrink(error, on_event)?,
+                passes => return passes,
+            }
+        }
+    }
+
+    fn passes(
+        &mut self,
+        sequences: &[Vec<u32>],
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Passes>, EngineError> {
         let begun = Instant::now();
+        let step = self.state.step + 1;
+        let micro_batches = self
+            .data
+            .order
+            .micro_batches(sequences, self.micro_batch_size() as usize);
         let batches: Vec<_> = micro_batches
             .iter()
-            .map(|rows| self.examples.batch(rows))
+            .map(|rows| self.data.examples.batch(rows))
             .collect();
         let labelled: usize = batches.iter().map(|batch| batch.labelled_tokens()).sum();
         let mut loss = LossSum::default();
@@ -135,7 +173,7 @@ impl<'a> Trainer<'a> {
         }))
     }
 
-    /// Updates the weights, or skips the step, and reports it.
+    /// Updates the weights, or skips the step, and makes the report of it.
     fn finish_step(
         &mut self,
         epoch: u64,
@@ -166,13 +204,17 @@ impl<'a> Trainer<'a> {
             learning_rate,
             skipped: !grad_norm.is_finite(),
             tokens: passes.tokens,
+            micro_batch_size: self.micro_batch_size(),
+            gradient_accumulation_steps: self.accumulation(),
+            evaluation: None,
             throughput: per_second(passes.rows, time),
             token_throughput: per_second(passes.tokens, time),
             eta_seconds: self.speed.seconds_for(self.total_steps - step),
         };
         self.log_step(&report, on_event);
-        on_event(TrainingEvent::Step(report));
+        self.report = Some(report);
         if self.state.skipped_in_a_row == SKIPPED_IN_A_ROW {
+            self.tell(None, on_event);
             let message =
                 format!("loss or gradients were not finite in {SKIPPED_IN_A_ROW} steps in a row");
             return Err(EngineError::Diverged { step, message });
@@ -196,6 +238,16 @@ impl<'a> Trainer<'a> {
         } else {
             state.skipped_in_a_row += 1;
             state.skipped_steps += 1;
+        }
+    }
+
+    /// Tells the newest step, with what its evaluation found, unless it was told.
+    fn tell(&mut self, evaluation: Option<EvaluationReport>, on_event: &mut OnEvent<'_>) {
+        if let Some(report) = self.report.take() {
+            on_event(TrainingEvent::Step(StepReport {
+                evaluation,
+                ..report
+            }));
         }
     }
 
@@ -227,84 +279,5 @@ impl<'a> Trainer<'a> {
             return;
         };
         on_event(TrainingEvent::Log { level, line });
-    }
-
-    /// Saves a checkpoint of the steps that are done, unless there is one already.
-    fn stop(&mut self, on_event: &mut OnEvent<'_>) -> Result<TrainingOutcome, EngineError> {
-        let step = self.state.step;
-        if step > self.saved_step {
-            self.save(on_event)?;
-        }
-        let own = self
-            .run
-            .output_dir
-            .join(CHECKPOINTS)
-            .join(checkpoint::folder_name(step));
-        let checkpoint = if own.exists() {
-            Some(own)
-        } else {
-            self.run.resume_from.clone()
-        };
-        Ok(TrainingOutcome::Stopped { step, checkpoint })
-    }
-
-    fn save(&mut self, on_event: &mut OnEvent<'_>) -> Result<(), EngineError> {
-        let step = self.state.step;
-        let parent = self.run.output_dir.join(CHECKPOINTS);
-        let parameters = self.model.parameters_mut();
-        check_finite(&parameters, step)?;
-        let folder = checkpoint::write_folder(&parent, &checkpoint::folder_name(step), |folder| {
-            self.method.save(folder, &parameters, self.run.model)?;
-            self.optimizer.save(&folder.join(OPTIMIZER), &parameters)?;
-            self.state.write(folder)
-        })?;
-        checkpoint::prune(&parent, self.run.config.save_total_limit as usize)?;
-        self.saved_step = step;
-        let metrics = [
-            ("loss", self.state.last_loss),
-            ("loss_ema", self.state.loss_ema),
-        ];
-        on_event(TrainingEvent::CheckpointSaved(CheckpointSaved {
-            step,
-            epoch: self.order.place_of(step).0 + 1,
-            folder,
-            metrics: BTreeMap::from(metrics.map(|(name, figure)| (name.to_owned(), figure))),
-        }));
-        Ok(())
-    }
-
-    fn publish(&mut self) -> Result<TrainingOutcome, EngineError> {
-        let parameters = self.model.parameters_mut();
-        check_finite(&parameters, self.state.step)?;
-        let card = ModelCard {
-            state: &self.state,
-            dataset: &self.dataset,
-            adapter: self.method.adapter(),
-            base_sha256: self.run.model.digest()?,
-        };
-        let folder = checkpoint::write_folder(&self.run.output_dir, FINAL, |folder| {
-            self.method.save(folder, &parameters, self.run.model)?;
-            export::write_card(folder, &card)
-        })?;
-        Ok(TrainingOutcome::Completed {
-            final_loss: self.state.last_loss,
-            total_steps: self.state.step,
-            training_time: Duration::from_secs_f64(self.state.training_seconds),
-            folder,
-        })
-    }
-}
-
-/// That no weight has stopped being a finite number.
-fn check_finite(parameters: &[Parameter<'_>], step: u64) -> Result<(), EngineError> {
-    match parameters
-        .iter()
-        .find(|parameter| parameter.value.iter().any(|x| !x.is_finite()))
-    {
-        Some(parameter) => {
-            let message = format!("weights of {} are no longer finite", parameter.name);
-            Err(EngineError::Diverged { step, message })
-        }
-        None => Ok(()),
     }
 }

@@ -37,7 +37,7 @@ impl<'a> Show<'a> {
             TrainingEvent::Started(started) => {
                 self.line(&format!(
                     "training on {} rows in {} steps, {} of {} parameters",
-                    started.dataset.examples,
+                    started.training_rows,
                     started.total_steps,
                     started.trainable_parameters,
                     started.total_parameters
@@ -53,7 +53,8 @@ impl<'a> Show<'a> {
                         "resumed_from_step": started.resumed_from_step,
                         "trainable_parameters": started.trainable_parameters,
                         "total_parameters": started.total_parameters,
-                        "dataset_examples": started.dataset.examples,
+                        "dataset_examples": started.training_rows,
+                        "evaluation_rows": started.evaluation_rows,
                         "skipped_rows": started.dataset.skipped_rows,
                         "dropped_rows": started.dataset.dropped_rows,
                         "truncated_rows": started.dataset.truncated_rows,
@@ -117,6 +118,10 @@ impl<'a> Show<'a> {
                 "token_throughput": step.token_throughput,
                 "eta_seconds": step.eta_seconds,
                 "skipped": step.skipped,
+                "micro_batch_size": step.micro_batch_size,
+                "gradient_accumulation_steps": step.gradient_accumulation_steps,
+                "eval_loss": step.evaluation.map(|found| found.loss),
+                "eval_perplexity": step.evaluation.map(|found| found.perplexity),
             })
         });
     }

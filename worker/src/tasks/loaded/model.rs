@@ -25,23 +25,27 @@ pub struct LoadedModel {
     /// The chat template by the day that it was made for, since templates may write the date.
     chat: Mutex<(NaiveDate, Arc<Chat>)>,
     no_adapter: Arc<LoadedAdapter>,
+    /// The digest of the adapter whose own weights have replaced some of the model's.
+    own_weights: Option<String>,
     /// By digest; the one used longest ago first.
     adapters: Mutex<VecDeque<(String, Arc<LoadedAdapter>)>>,
     generation: Generation,
 }
 
 impl LoadedModel {
-    /// Loads a model; `context_bytes` says how much contexts may hold, once the weights' bytes are taken.
+    /// Loads a model, with the weights that an adapter of this digest and folder replaces; `context_bytes` says how much contexts may hold, once the weights' bytes are taken.
     ///
     /// # Errors
     ///
     /// A model that cannot be read, or memory that has run out.
     pub(super) fn load(
         files: ModelFiles,
+        own_weights: Option<(&str, &Path)>,
         context_bytes: impl FnOnce(u64) -> usize,
     ) -> Result<Self, Failure> {
         let now = Local::now();
-        let (llama, chat, stop_ids) = match read(&files, now) {
+        let (llama, chat, stop_ids) = match read(&files, own_weights.map(|(_, folder)| folder), now)
+        {
             Ok(read) => read,
             Err(error @ EngineError::OutOfMemory { .. }) => return Err(error.into()),
             Err(error) => return Err(Failure::from_model(&error)),
@@ -56,6 +60,7 @@ impl LoadedModel {
             stop_ids,
             chat: Mutex::new((now.date_naive(), Arc::new(chat))),
             no_adapter,
+            own_weights: own_weights.map(|(digest, _)| digest.to_owned()),
             adapters: Mutex::default(),
         })
     }
@@ -114,8 +119,11 @@ impl LoadedModel {
         if let Some(adapter) = find(&mut self.adapters()) {
             return Ok(adapter);
         }
-        let (adapter, _) = adapter::load(folder, self.config())?;
-        let loaded = Arc::new(LoadedAdapter::new(self.config(), &adapter)?);
+        let pairs = match self.own_weights.as_deref() == Some(digest) {
+            true => adapter::load_all(folder, self.config())?.pairs,
+            false => adapter::load(folder, self.config())?.0,
+        };
+        let loaded = Arc::new(LoadedAdapter::new(self.config(), &pairs)?);
         let mut adapters = self.adapters();
         if let Some(other) = find(&mut adapters) {
             return Ok(other);
@@ -139,10 +147,18 @@ impl LoadedModel {
 
 type Read = (Arc<Llama>, Chat, Vec<u32>);
 
-fn read(files: &ModelFiles, now: DateTime<Local>) -> Result<Read, EngineError> {
+fn read(
+    files: &ModelFiles,
+    own_weights: Option<&Path>,
+    now: DateTime<Local>,
+) -> Result<Read, EngineError> {
     let chat = files.chat(now)?;
     let stop_ids = files.stop_token_ids(&chat)?;
-    let llama = Arc::new(Llama::load_as(files, Holding::AsStored)?);
+    let mut llama = Llama::load_as(files, Holding::AsStored)?;
     files.release_memory();
-    Ok((llama, chat, stop_ids))
+    if let Some(folder) = own_weights {
+        let adapter = adapter::load_all(folder, &files.config)?;
+        adapter.whole.put_into(&mut llama)?;
+    }
+    Ok((Arc::new(llama), chat, stop_ids))
 }

@@ -23,6 +23,7 @@ use crate::engine::trainer::{
     train,
 };
 use crate::engine::weights::ModelFiles;
+use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
 use crate::tasks::failure::Failure;
 
@@ -121,6 +122,7 @@ impl EngineRun {
             config: self.prepared.config.clone(),
             output_dir: self.prepared.output.clone(),
             resume_from: self.prepared.resume_from.clone(),
+            available_bytes: free_memory_bytes(),
         };
         let is_stopped = || self.stop.is_set();
         match train(&run, &is_stopped, &mut |event| self.tell(event))? {
@@ -162,11 +164,16 @@ impl EngineRun {
         let data = &started.dataset;
         self.log.info(&format!(
             "training on {} rows in {} steps, {} of {} parameters",
-            data.examples,
+            started.training_rows,
             started.total_steps,
             started.trainable_parameters,
             started.total_parameters
         ));
+        if started.evaluation_rows > 0 {
+            let rows = started.evaluation_rows;
+            self.log
+                .info(&format!("{rows} rows are kept for evaluation"));
+        }
         self.reports
             .keep_or_send(FromWorker::JobStarted(JobStarted {
                 worker_id: None,
@@ -177,7 +184,7 @@ impl EngineRun {
                     total_steps: Some(started.total_steps),
                     trainable_parameters: Some(started.trainable_parameters),
                     total_parameters: Some(started.total_parameters),
-                    dataset_examples: Some(data.examples),
+                    dataset_examples: Some(started.training_rows),
                     device: Some(self.device.to_string()),
                     skipped_rows: Some(data.skipped_rows),
                     dropped_rows: Some(data.dropped_rows),
@@ -210,6 +217,10 @@ impl EngineRun {
                     perplexity: shown(step.perplexity),
                     token_throughput: step.token_throughput.map(f64::round),
                     loss_ema: shown(step.loss_ema),
+                    eval_loss: step.evaluation.and_then(|found| shown(found.loss)),
+                    eval_perplexity: step.evaluation.and_then(|found| shown(found.perplexity)),
+                    micro_batch_size: Some(step.micro_batch_size.into()),
+                    gradient_accumulation_steps: Some(step.gradient_accumulation_steps.into()),
                     eta_seconds: step.eta_seconds.map(f64::round),
                     ..TrainingProgressData::default()
                 },

@@ -108,7 +108,7 @@ impl Decoder {
         context.make_room(ids.len())?;
         let adapter = context.adapter.clone();
         let plan = Plan {
-            model: &self.model,
+            config: self.model.config(),
             tokens: padded_tokens(ids.len()),
             ranks: adapter.pairs.ranks(),
             dropout: false,

@@ -36,13 +36,14 @@ fn goes_on_bit_for_bit(settings: &dyn Fn() -> TrainingConfig, stops: &[u64]) {
 }
 
 /// What must be the same, of every step.
-fn figures(steps: &[StepReport]) -> Vec<(u64, u64, [Option<f64>; 4])> {
+fn figures(steps: &[StepReport]) -> Vec<(u64, u64, [Option<f64>; 5])> {
     let figures = |step: &StepReport| {
         let figures = [
             step.loss,
             step.loss_ema,
             step.grad_norm,
             Some(step.learning_rate),
+            step.evaluation.and_then(|found| found.loss),
         ];
         (step.step, step.epoch, figures)
     };
@@ -57,7 +58,7 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
         weight_decay: 0.01,
         ..config()
     };
-    let modes: [(&str, &dyn Fn() -> TrainingConfig); 6] = [
+    let modes: [(&str, &dyn Fn() -> TrainingConfig); 8] = [
         ("as it is", &base),
         ("dropout", &|| TrainingConfig {
             lora_dropout: 0.1,
@@ -82,6 +83,21 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
             use_peft: false,
             learning_rate: 1e-3,
             ..base()
+        }),
+        ("modules to save", &|| TrainingConfig {
+            modules_to_save: vec!["lm_head".into(), "norm".into()],
+            ..base()
+        }),
+        ("evaluation, early stopping, best weights", &|| {
+            TrainingConfig {
+                eval_split: 0.2,
+                eval_steps: 2,
+                epochs: 8,
+                learning_rate: 3e-2,
+                early_stopping_patience: Some(4),
+                load_best_model_at_end: true,
+                ..base()
+            }
         }),
     ];
     for (mode, settings) in modes {
@@ -192,6 +208,25 @@ fn g077_a_run_that_diverges_ends_with_its_last_finite_checkpoint_and_publishes_n
 }
 
 #[test]
+fn g078_weights_that_are_not_finite_at_the_end_fail_the_run() {
+    for use_peft in [true, false] {
+        let bench = Bench::new(2);
+        let told = bench.run(TrainingConfig {
+            learning_rate: 1e39,
+            use_peft,
+            ..config()
+        });
+        assert_eq!(told.steps.len(), 1);
+        assert!(!told.steps[0].skipped, "its loss and gradients were finite");
+        assert!(matches!(
+            told.outcome,
+            Err(EngineError::Diverged { step: 1, .. })
+        ));
+        assert!(!bench.output.path().join(FINAL).exists());
+    }
+}
+
+#[test]
 fn a_checkpoint_of_another_run_is_refused_and_changed_settings_are_named() {
     let mut bench = Bench::new(6);
     bench.run_until(config(), None, 1);
@@ -209,7 +244,7 @@ fn a_checkpoint_of_another_run_is_refused_and_changed_settings_are_named() {
             from(),
             9,
         ),
-        "other layers, ranks or scales",
+        "other layers, ranks, scales or modules_to_save",
     );
     let told = bench.run_until(
         TrainingConfig {

@@ -1,11 +1,14 @@
 //! Whole runs on a tiny model: steps, figures, checkpoints, going on, and how runs end.
 
 mod checkpoints;
+mod evaluation;
+mod memory;
 mod steps;
 
-use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::json;
 use tempfile::TempDir;
@@ -21,6 +24,7 @@ struct Bench {
     model: TempDir,
     output: TempDir,
     rows: String,
+    available_bytes: u64,
 }
 
 /// What a run told.
@@ -28,6 +32,8 @@ struct Told {
     outcome: Result<TrainingOutcome, EngineError>,
     steps: Vec<StepReport>,
     saved: Vec<u64>,
+    /// Of each checkpoint.
+    metrics: Vec<BTreeMap<String, Option<f64>>>,
     started: Option<Started>,
     log: Vec<String>,
 }
@@ -48,6 +54,7 @@ impl Bench {
             model: golden::model_with_tokenizer("tied"),
             output: tempfile::tempdir().unwrap(),
             rows: text,
+            available_bytes: u64::MAX,
         }
     }
 
@@ -62,19 +69,30 @@ impl Bench {
         resume_from: Option<PathBuf>,
         last_step: u64,
     ) -> Told {
-        let dataset = self.output.path().join("rows.jsonl");
-        std::fs::write(&dataset, &self.rows).unwrap();
+        let done = AtomicU64::new(0);
+        let is_stopped = || done.load(Ordering::Relaxed) >= last_step;
+        self.run_and_count(config, resume_from, &is_stopped, &done)
+    }
+
+    /// Runs, from a checkpoint where one is given, until `is_stopped` says so.
+    fn run_with(
+        &self,
+        config: TrainingConfig,
+        resume_from: Option<PathBuf>,
+        is_stopped: &(dyn Fn() -> bool + Sync),
+    ) -> Told {
+        self.run_and_count(config, resume_from, is_stopped, &AtomicU64::new(0))
+    }
+
+    fn run_and_count(
+        &self,
+        config: TrainingConfig,
+        resume_from: Option<PathBuf>,
+        is_stopped: &(dyn Fn() -> bool + Sync),
+        done: &AtomicU64,
+    ) -> Told {
         let model = ModelFiles::open(self.model.path()).unwrap();
-        let run = TrainingRun {
-            model: &model,
-            base_model: "test/tiny".into(),
-            dataset,
-            max_bad_rows: 0,
-            config,
-            output_dir: self.output.path().to_owned(),
-            resume_from,
-        };
-        let done = Cell::new(0);
+        let run = self.training_run(&model, config, resume_from);
         let mut told = Told {
             outcome: Ok(TrainingOutcome::Stopped {
                 step: 0,
@@ -82,24 +100,44 @@ impl Bench {
             }),
             steps: vec![],
             saved: vec![],
+            metrics: vec![],
             started: None,
             log: vec![],
         };
-        let outcome = train(
-            &run,
-            &|| done.get() >= last_step,
-            &mut |event| match event {
-                TrainingEvent::Started(started) => told.started = Some(started),
-                TrainingEvent::Step(step) => {
-                    done.set(step.step);
-                    told.steps.push(step);
-                }
-                TrainingEvent::CheckpointSaved(saved) => told.saved.push(saved.step),
-                TrainingEvent::Log { line, .. } => told.log.push(line),
-            },
-        );
+        let outcome = train(&run, is_stopped, &mut |event| match event {
+            TrainingEvent::Started(started) => told.started = Some(started),
+            TrainingEvent::Step(step) => {
+                done.store(step.step, Ordering::Relaxed);
+                told.steps.push(step);
+            }
+            TrainingEvent::CheckpointSaved(saved) => {
+                told.saved.push(saved.step);
+                told.metrics.push(saved.metrics);
+            }
+            TrainingEvent::Log { line, .. } => told.log.push(line),
+        });
         told.outcome = outcome;
         told
+    }
+
+    fn training_run<'a>(
+        &self,
+        model: &'a ModelFiles,
+        config: TrainingConfig,
+        resume_from: Option<PathBuf>,
+    ) -> TrainingRun<'a> {
+        let dataset = self.output.path().join("rows.jsonl");
+        std::fs::write(&dataset, &self.rows).unwrap();
+        TrainingRun {
+            model,
+            base_model: "test/tiny".into(),
+            dataset,
+            max_bad_rows: 0,
+            config,
+            output_dir: self.output.path().to_owned(),
+            resume_from,
+            available_bytes: self.available_bytes,
+        }
     }
 
     fn checkpoint(&self, step: u64) -> PathBuf {
