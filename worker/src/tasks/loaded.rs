@@ -202,7 +202,7 @@ impl LoadedModels {
         }
     }
 
-    fn models(&self) -> MutexGuard<'_, Vec<(PathBuf, Arc<LoadedModel>)>> {
+    fn models(&self) -> MutexGuard<'_, Vec<(Key, Arc<LoadedModel>)>> {
         self.0.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -5,6 +5,7 @@ mod evaluation;
 pub(super) mod golden;
 mod harness;
 mod inference;
+mod results;
 mod training;
 
 use std::sync::Arc;

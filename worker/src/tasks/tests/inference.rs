@@ -86,7 +86,7 @@ fn tokens(worker: &Worker, id: &str) -> Vec<String> {
 }
 
 /// Asks and waits for the end.
-async fn answer(
+pub(super) async fn answer(
     worker: &Worker,
     id: &str,
     change: impl FnOnce(&mut Value),
