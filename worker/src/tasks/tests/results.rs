@@ -97,8 +97,8 @@ async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_b
     let worker = worker_with_model();
     let before = answer(&worker, "before", |_| {}).await;
     let config = json!({
-        "modules_to_save": ["lm_head"], "target_modules": ["q_proj"], "learning_rate": 0.01, "epochs": 12,
-        "batch_size": 8, "packing": false, "seed": 7
+        "modules_to_save": ["lm_head"], "learning_rate": 0.02, "epochs": 40, "batch_size": 8, "packing": false,
+        "seed": 7
     });
     let files = result_of(&worker, config).await;
     let (_server, urls) = serve(&files).await;
