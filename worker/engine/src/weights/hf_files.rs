@@ -50,7 +50,7 @@ impl ModelFiles {
     /// What a GGUF file says of the model's tokenizer and chat template, by key.
     ///
     /// # Errors
-    /// [`EngineError::Unsupported`] for a tokenizer that the format cannot hold, and what the model's files say of
+    /// [`EngineError::InvalidModel`] for a tokenizer that the format cannot hold, and what the model's files say of
     /// themselves.
     pub fn gguf_tokenizer(&self) -> Result<Vec<(String, gguf::Value)>, EngineError> {
         let json = match &self.source {
@@ -68,8 +68,9 @@ impl ModelFiles {
             self.config.vocab_size,
             &end_ids,
         )
-        .map_err(|problem| {
-            EngineError::Unsupported(format!("{}: {problem}", self.path.display()))
+        .map_err(|message| EngineError::InvalidModel {
+            path: self.path.clone(),
+            message,
         })?;
         metadata.extend(self.chat_template()?.map(|template| {
             let key = "tokenizer.chat_template".to_owned();
