@@ -83,7 +83,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let adapter = options
         .adapter
         .as_deref()
-        .map(|folder| adapter::load(folder, &base.config))
+        .map(|folder| adapter::load_all(folder, &base.config))
         .transpose()?;
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;

@@ -5,12 +5,12 @@ use std::path::Path;
 use super::merge::MergedWeights;
 use super::{FloatType, Watch};
 use crate::EngineError;
-use crate::adapter::AdapterConfig;
+use crate::adapter::SavedAdapter;
 use crate::gguf::{
     ROPE_DIVISORS, Value, WrittenTensor, WrittenType, architecture, gguf_name, model_metadata,
     rope_divisors, rows_in_file_order, weight_in_file_order, write_file,
 };
-use crate::model::{Adapter, LoraModule, ModelConfig, Projection, Weight};
+use crate::model::{LoraModule, ModelConfig, Projection, Weight};
 use crate::weights::ModelFiles;
 
 /// Version of the quantised types' layout, as `general.quantization_version` says it.
@@ -21,18 +21,15 @@ const QUANTIZATION_VERSION: i128 = 2;
 pub(super) fn write_merged(
     path: &Path,
     base: &ModelFiles,
-    adapter: Option<&Adapter>,
+    adapter: Option<&SavedAdapter>,
     name: &str,
     written_type: WrittenType,
     watch: &mut Watch<'_>,
 ) -> Result<(), EngineError> {
-    let config = &base.config;
-    let mut metadata = general(config, "model", name);
+    let mut merged = MergedWeights::new(base, adapter, watch);
+    let config = &merged.config().clone();
+    let mut metadata = general(config, "model", name, written_type);
     metadata.extend(model_metadata(config)?);
-    metadata.push(key("general.file_type", written_type.file_type()));
-    if written_type == WrittenType::Q8_0 {
-        metadata.push(key("general.quantization_version", QUANTIZATION_VERSION));
-    }
     metadata.extend(base.gguf_tokenizer()?);
     let weights = Weight::all(config);
     let divisors = rope_divisors(config);
@@ -51,7 +48,6 @@ pub(super) fn write_merged(
             shape,
         });
     }
-    let mut merged = MergedWeights::new(base, adapter, watch);
     write_file(path, &metadata, &tensors, |i| {
         let Some(i) = i.checked_sub(first_weight) else {
             return Ok(divisors.clone().unwrap_or_default());
@@ -69,22 +65,25 @@ pub(super) fn write_merged(
 pub(super) fn write_lora(
     path: &Path,
     config: &ModelConfig,
-    (adapter, adapter_config): &(Adapter, AdapterConfig),
+    adapter: &SavedAdapter,
     name: &str,
     float_type: FloatType,
     watch: &mut Watch<'_>,
 ) -> Result<(), EngineError> {
-    let alpha = adapter_config.lora_alpha;
-    let mut metadata = general(config, "adapter", name);
+    if !adapter.whole.is_empty() {
+        let what = "modules_to_save in a GGUF adapter (it can be merged)";
+        return Err(EngineError::Unsupported(what.to_owned()));
+    }
+    let alpha = adapter.config.lora_alpha;
+    let written_type = WrittenType::Float(float_type);
+    let mut metadata = general(config, "adapter", name, written_type);
     metadata.push(("adapter.type".to_owned(), Value::String("lora".to_owned())));
     metadata.push(("adapter.lora.alpha".to_owned(), Value::Float(alpha)));
-    let written_type = WrittenType::Float(float_type);
-    metadata.push(key("general.file_type", written_type.file_type()));
     let mut tensors = Vec::new();
     let mut pairs: Vec<(Projection, &LoraModule)> = Vec::new();
     for layer in 0..config.num_hidden_layers {
         for projection in Projection::ALL {
-            let Some(module) = adapter.module(layer, projection) else {
+            let Some(module) = adapter.pairs.module(layer, projection) else {
                 continue;
             };
             let [outputs, inputs] = config.projection_shape(projection);
@@ -132,18 +131,29 @@ fn scale_beyond_alpha(module: &LoraModule, alpha: f64) -> Result<f32, EngineErro
     Ok(module.scale / plain)
 }
 
-fn general(config: &ModelConfig, kind: &str, name: &str) -> Vec<(String, Value)> {
-    [
-        ("general.architecture", architecture(config)),
-        ("general.type", kind),
-        ("general.name", name),
-    ]
-    .map(|(key, value)| (key.to_owned(), Value::String(value.to_owned())))
-    .into()
-}
-
-fn key(name: &str, value: i128) -> (String, Value) {
-    (name.to_owned(), Value::Integer(value))
+fn general(
+    config: &ModelConfig,
+    kind: &str,
+    name: &str,
+    written_type: WrittenType,
+) -> Vec<(String, Value)> {
+    let text = |text: &str| Value::String(text.to_owned());
+    let mut keys = vec![
+        ("general.architecture", text(architecture(config))),
+        ("general.type", text(kind)),
+        ("general.name", text(name)),
+        (
+            "general.file_type",
+            Value::Integer(written_type.file_type()),
+        ),
+    ];
+    if written_type == WrittenType::Q8_0 {
+        let version = Value::Integer(QUANTIZATION_VERSION);
+        keys.push(("general.quantization_version", version));
+    }
+    keys.into_iter()
+        .map(|(key, value)| (key.to_owned(), value))
+        .collect()
 }
 
 fn file_name(weight: &str) -> Result<String, EngineError> {

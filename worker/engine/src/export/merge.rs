@@ -1,4 +1,4 @@
-//! A model's weights with an adapter's pairs added to them, one weight after the other.
+//! A model's weights with an adapter merged into them, one weight after the other.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,20 @@ use rayon::prelude::*;
 
 use super::Watch;
 use crate::EngineError;
+use crate::adapter::SavedAdapter;
 use crate::device::run;
-use crate::model::{Adapter, LoraModule, ModelConfig, Projection, Weight};
+use crate::model::{LoraModule, ModelConfig, Projection, Weight};
 use crate::weights::ModelFiles;
 
 /// The weights of a model with an adapter merged into them, or as they are.
 pub(super) struct MergedWeights<'a, 'w> {
     base: &'a ModelFiles,
+    /// The merged model's: the base model's, but for an embedding and an output projection that are no longer tied.
+    config: ModelConfig,
     /// By the name of the weight that a pair is added to.
     modules: HashMap<String, &'a LoraModule>,
+    /// Weights that the adapter replaces, by name.
+    replaced: HashMap<String, &'a [f32]>,
     watch: &'a mut Watch<'w>,
     written: u64,
     total: u64,
@@ -23,25 +28,47 @@ pub(super) struct MergedWeights<'a, 'w> {
 impl<'a, 'w> MergedWeights<'a, 'w> {
     pub fn new(
         base: &'a ModelFiles,
-        adapter: Option<&'a Adapter>,
+        adapter: Option<&'a SavedAdapter>,
         watch: &'a mut Watch<'w>,
     ) -> Self {
+        let mut config = base.config.clone();
+        let (mut modules, mut replaced) = (HashMap::new(), HashMap::new());
+        if let Some(adapter) = adapter {
+            modules = pairs(adapter, &config);
+            for (weight, values) in &adapter.whole.0 {
+                replaced.insert(weight.name(), values.as_slice());
+                if matches!(weight, Weight::Embedding | Weight::Head) {
+                    config.tie_word_embeddings = false;
+                }
+            }
+        }
         Self {
-            modules: adapter.map_or_else(HashMap::new, |adapter| modules(adapter, &base.config)),
+            total: config.parameter_count(),
             base,
+            config,
+            modules,
+            replaced,
             watch,
             written: 0,
-            total: base.config.parameter_count(),
         }
     }
 
-    /// The values of a weight, row-major: `W + scale * B A` where the adapter has a pair for it.
+    /// The merged model's shape and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The values of a weight, row-major: those that the adapter has in its place, or `W + scale * B A` where it has
+    /// a pair for it.
     ///
     /// # Errors
     /// What the model's files say of the weight; [`EngineError::Stopped`].
     pub fn values(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
         self.watch.check_stop()?;
-        let mut values = self.base.tensor(name, shape)?;
+        let mut values = match self.replaced.get(name) {
+            Some(values) => values.to_vec(),
+            None => self.base.tensor(&self.name_in_base(name), shape)?,
+        };
         if let Some(module) = self.modules.get(name) {
             add_pair(&mut values, module);
         }
@@ -50,13 +77,21 @@ impl<'a, 'w> MergedWeights<'a, 'w> {
         self.watch.tell(self.written, self.total);
         Ok(values)
     }
+
+    /// An output projection that was tied is the embedding.
+    fn name_in_base(&self, name: &str) -> String {
+        match self.base.config.tie_word_embeddings && name == Weight::Head.name() {
+            true => Weight::Embedding.name(),
+            false => name.to_owned(),
+        }
+    }
 }
 
-fn modules<'a>(adapter: &'a Adapter, config: &ModelConfig) -> HashMap<String, &'a LoraModule> {
+fn pairs<'a>(adapter: &'a SavedAdapter, config: &ModelConfig) -> HashMap<String, &'a LoraModule> {
     let mut modules = HashMap::new();
     for layer in 0..config.num_hidden_layers {
         for projection in Projection::ALL {
-            if let Some(module) = adapter.module(layer, projection) {
+            if let Some(module) = adapter.pairs.module(layer, projection) {
                 modules.insert(Weight::Projection(layer, projection).name(), module);
             }
         }

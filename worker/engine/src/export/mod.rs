@@ -15,12 +15,12 @@ mod safetensors;
 use std::path::{Path, PathBuf};
 
 use crate::EngineError;
-use crate::adapter::AdapterConfig;
+use crate::adapter::SavedAdapter;
 use crate::gguf::WrittenType;
-use crate::model::Adapter;
 use crate::weights::ModelFiles;
 use aside::Kind;
 use merge::MergedWeights;
+use model_folder::write_changed_model;
 
 pub use aside::Existing;
 pub use card::{ModelCard, write_card};
@@ -44,7 +44,7 @@ pub struct Export<'a> {
     /// The base model.
     pub base: &'a ModelFiles,
     /// What is merged into it, or is written by itself.
-    pub adapter: Option<&'a (Adapter, AdapterConfig)>,
+    pub adapter: Option<&'a SavedAdapter>,
     /// `general.name` of a GGUF file.
     pub name: &'a str,
     /// In which form.
@@ -85,17 +85,18 @@ impl Watch<'_> {
 pub fn export(export: &Export<'_>, watch: &mut Watch<'_>) -> Result<(), EngineError> {
     let Export {
         base,
+        adapter,
         name,
+        format,
         output,
         existing,
-        ..
     } = *export;
-    let adapter = export.adapter.map(|(adapter, _)| adapter);
-    match export.format {
+    match format {
         Format::MergedSafetensors(options) => {
             aside::put(output, Kind::Folder, existing, |folder| {
                 let mut merged = MergedWeights::new(base, adapter, watch);
-                write_model_folder(folder, base, options, |name, shape| {
+                let config = merged.config().clone();
+                write_changed_model(folder, base, &config, options, |name, shape| {
                     merged.values(name, shape)
                 })
             })

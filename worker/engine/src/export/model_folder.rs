@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::FloatType;
 use super::safetensors::{Planned, write_weights};
 use crate::EngineError;
-use crate::model::Weight;
+use crate::model::{ModelConfig, Weight};
 use crate::weights::ModelFiles;
 
 /// Files grow no larger than this, unless a single tensor does.
@@ -42,17 +42,28 @@ pub fn write_model_folder(
     folder: &Path,
     base: &ModelFiles,
     options: FolderOptions,
+    tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
+) -> Result<(), EngineError> {
+    write_changed_model(folder, base, &base.config, options, tensor)
+}
+
+/// As [`write_model_folder`], the model's output projection being tied to its embedding or not as `config` says.
+pub(super) fn write_changed_model(
+    folder: &Path,
+    base: &ModelFiles,
+    config: &ModelConfig,
+    options: FolderOptions,
     mut tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
 ) -> Result<(), EngineError> {
-    let weights = Weight::all(&base.config);
-    let tensors: Vec<Planned> = weights
+    let embedding = Weight::Embedding.name();
+    let tensors: Vec<Planned> = Weight::all(config)
         .iter()
         .map(|weight| {
             let name = weight.name();
-            let stored = || base.float_type(&name).unwrap_or(FloatType::F16);
+            let stored = || base.float_type(&name).or(base.float_type(&embedding));
             Planned {
-                float_type: options.float_type.unwrap_or_else(stored),
-                shape: weight.shape(&base.config),
+                float_type: options.float_type.or_else(stored).unwrap_or(FloatType::F16),
+                shape: weight.shape(config),
                 name,
             }
         })
@@ -61,14 +72,17 @@ pub fn write_model_folder(
     let float_type = tensors
         .first()
         .map_or(FloatType::F32, |embedding| embedding.float_type);
-    let mut config = base.config_json()?;
-    if let Value::Object(fields) = &mut config {
-        fields.remove("torch_dtype");
+    let mut json = base.config_json()?;
+    if let Value::Object(fields) = &mut json {
         fields.insert("dtype".to_owned(), json!(float_type.torch_name()));
         // Read by transformers before 4.56.
         fields.insert("torch_dtype".to_owned(), json!(float_type.torch_name()));
+        if config.tie_word_embeddings != base.config.tie_word_embeddings {
+            let tied = json!(config.tie_word_embeddings);
+            fields.insert("tie_word_embeddings".to_owned(), tied);
+        }
     }
-    write_json(&folder.join("config.json"), &config)?;
+    write_json(&folder.join("config.json"), &json)?;
     for (name, content) in base.text_files()? {
         let path = folder.join(name);
         fs::write(&path, content).map_err(|error| EngineError::io("write", path, error))?;

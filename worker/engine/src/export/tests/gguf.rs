@@ -139,7 +139,7 @@ fn a_lora_file_holds_what_llama_cpp_looks_for_and_gives_each_pair_its_own_scale(
     let base = ModelFiles::open(&path("tied")).unwrap();
     let config = &base.config;
     for folder in ["tied/adapter", "export/patterns"] {
-        let adapter = adapter::load(&path(folder), config).unwrap();
+        let adapter = adapter::load_all(&path(folder), config).unwrap();
         let output = tempfile::tempdir().unwrap();
         let output = output.path().join("adapter.gguf");
         let format = Format::GgufLora(FloatType::F32);
@@ -166,7 +166,7 @@ fn a_lora_file_holds_what_llama_cpp_looks_for_and_gives_each_pair_its_own_scale(
                 (Projection::V, "attn_v"),
                 (Projection::Down, "ffn_down"),
             ] {
-                let module = adapter.0.module(layer, projection).unwrap();
+                let module = adapter.pairs.module(layer, projection).unwrap();
                 let (shape, a) = values(&format!("blk.{layer}.{name}.weight.lora_a"));
                 assert_eq!(shape, [module.rank, config.projection_shape(projection)[1]]);
                 assert_eq!(a, module.a);

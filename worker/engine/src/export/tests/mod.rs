@@ -11,10 +11,10 @@ use super::{
     Existing, Export, FloatType, FolderOptions, Format, Watch, export, write_model_folder,
 };
 use crate::EngineError;
-use crate::adapter::{self, AdapterConfig};
+use crate::adapter::{self, SavedAdapter, WholeWeights};
 use crate::gguf::WrittenType;
 use crate::golden::{model_with_tokenizer, path};
-use crate::model::{Adapter, Weight};
+use crate::model::Weight;
 use crate::weights::{ModelFiles, SafetensorsFile};
 
 const F32: WrittenType = WrittenType::Float(FloatType::F32);
@@ -22,7 +22,7 @@ const F32: WrittenType = WrittenType::Float(FloatType::F32);
 /// Writes an export where nothing stands.
 fn write(
     base: &ModelFiles,
-    adapter: Option<&(Adapter, AdapterConfig)>,
+    adapter: Option<&SavedAdapter>,
     format: Format,
     output: &Path,
 ) -> Result<(), EngineError> {
@@ -31,7 +31,7 @@ fn write(
 
 fn write_over(
     base: &ModelFiles,
-    adapter: Option<&(Adapter, AdapterConfig)>,
+    adapter: Option<&SavedAdapter>,
     format: Format,
     output: &Path,
     existing: Existing,
@@ -157,7 +157,7 @@ fn merged_weights_are_those_that_peft_merges() {
     let base = ModelFiles::open(&path("tied")).unwrap();
     let expected = SafetensorsFile::open(&path("export/merged.safetensors")).unwrap();
     for (name, adapter) in [("plain", "tied/adapter"), ("patterns", "export/patterns")] {
-        let adapter = adapter::load(&path(adapter), &base.config).unwrap();
+        let adapter = adapter::load_all(&path(adapter), &base.config).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let output = folder.path().join("merged");
         let format = Format::MergedSafetensors(FolderOptions::default());
@@ -226,8 +226,8 @@ fn an_export_that_fails_or_is_stopped_leaves_nothing_behind() {
     let base = model_with_tokenizer("tied");
     let base = ModelFiles::open(base.path()).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let mut adapter = adapter::load(&path("tied/adapter"), &base.config).unwrap();
-    let last = adapter.0.layers.last_mut().unwrap();
+    let mut adapter = adapter::load_all(&path("tied/adapter"), &base.config).unwrap();
+    let last = adapter.pairs.layers.last_mut().unwrap();
     last[0].as_mut().unwrap().b[0] = f32::NAN;
     let formats = [
         Format::MergedSafetensors(FolderOptions::default()),
@@ -267,4 +267,40 @@ fn a_place_that_cannot_be_written_is_named() {
     let failed = write(&base, None, format, &file.join("model")).unwrap_err();
     assert!(matches!(failed, EngineError::Io { .. }), "{failed}");
     assert!(failed.to_string().contains("file"), "{failed}");
+}
+
+#[test]
+fn modules_that_an_adapter_brings_along_take_the_place_of_the_models_own() {
+    let source = model_with_tokenizer("tied");
+    let base = ModelFiles::open(source.path()).unwrap();
+    let mut adapter = adapter::load_all(&path("tied/adapter"), &base.config).unwrap();
+    let shape = [base.config.vocab_size, base.config.hidden_size];
+    let mine: Vec<f32> = (0..shape[0] * shape[1]).map(|i| (i % 251) as f32).collect();
+    adapter.whole = WholeWeights(vec![(Weight::Embedding, mine.clone())]);
+    let own = base.tensor("model.embed_tokens.weight", &shape).unwrap();
+    let formats = [
+        (
+            "folder",
+            Format::MergedSafetensors(FolderOptions::default()),
+        ),
+        ("model.gguf", Format::GgufMerged(F32)),
+    ];
+    for (name, format) in formats {
+        let output = source.path().join(name);
+        write(&base, Some(&adapter), format, &output).unwrap();
+        let merged = ModelFiles::open(&output).unwrap();
+        // The output projection stays as it was, so the two are no longer tied.
+        assert!(!merged.config.tie_word_embeddings);
+        let tensor = |name: &str| merged.tensor(name, &shape).unwrap();
+        assert_eq!(tensor("model.embed_tokens.weight"), mine);
+        assert_eq!(tensor("lm_head.weight"), own);
+    }
+    let lora = source.path().join("lora.gguf");
+    let refused = write(
+        &base,
+        Some(&adapter),
+        Format::GgufLora(FloatType::F32),
+        &lora,
+    );
+    assert!(refused.unwrap_err().to_string().contains("modules_to_save"));
 }
