@@ -474,33 +474,3 @@ fn g059_an_adapter_in_half_precision_gives_nearly_the_same_logits() {
         }
     }
 }
-
-#[test]
-fn modules_to_save_are_found_as_peft_does_and_must_be_some() {
-    let with = |names: &[&str]| {
-        config(|config| {
-            config.target_modules = list(&["q_proj"]);
-            config.modules_to_save = names.iter().map(|name| (*name).to_owned()).collect();
-        })
-    };
-    let weights = |names: &[&str]| -> Vec<String> {
-        let weights = with(names).whole_weights(&model()).unwrap();
-        weights.iter().map(|weight| weight.name()).collect()
-    };
-    assert_eq!(
-        weights(&["lm_head", "embed_tokens"]),
-        ["model.embed_tokens.weight", "lm_head.weight"]
-    );
-    assert_eq!(
-        weights(&["norm"]).len(),
-        5,
-        "two in each layer, and the last"
-    );
-    assert_eq!(
-        weights(&["0.mlp.up_proj"]),
-        ["model.layers.0.mlp.up_proj.weight"]
-    );
-    let refused = |names: &[&str]| with(names).whole_weights(&model()).unwrap_err();
-    assert!(refused(&["lm_head", "FAKE"]).contains("FAKE"));
-    assert!(refused(&["q_proj"]).contains("target_modules"));
-}

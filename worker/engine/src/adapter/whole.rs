@@ -68,3 +68,37 @@ pub(super) fn whole_weights(
         None => Ok(all),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::golden;
+    use crate::weights::ModelFiles;
+
+    fn found(names: &[&str]) -> Result<Vec<String>, String> {
+        let model = ModelFiles::open(&golden::path("tied")).unwrap().config;
+        let config = json!({
+            "peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": names
+        });
+        let weights = whole_weights(&AdapterConfig::from_json(&config)?, &model)?;
+        Ok(weights.iter().map(|weight| weight.name()).collect())
+    }
+
+    #[test]
+    fn modules_are_found_as_peft_does_and_must_be_some() {
+        assert_eq!(
+            found(&["lm_head", "embed_tokens"]).unwrap(),
+            ["model.embed_tokens.weight", "lm_head.weight"]
+        );
+        let norms = found(&["norm"]).unwrap();
+        assert_eq!(norms.len(), 5, "two in each layer, and the last");
+        assert_eq!(
+            found(&["0.mlp.up_proj"]).unwrap(),
+            ["model.layers.0.mlp.up_proj.weight"]
+        );
+        assert!(found(&["lm_head", "FAKE"]).unwrap_err().contains("FAKE"));
+        assert!(found(&["q_proj"]).unwrap_err().contains("target_modules"));
+    }
+}

@@ -66,7 +66,12 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
         .iter()
         .filter_map(|(file, _)| file.key.strip_prefix("models/job-7/final/"))
         .collect();
-    for name in ["config.json", "model.safetensors", "tokenizer.json", "README.md"] {
+    for name in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    ] {
         assert!(names.contains(&name), "{names:?}");
     }
     let (_server, urls) = serve(&files).await;
@@ -93,7 +98,8 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
 }
 
 #[actix_rt::test]
-async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_base_model_as_it_is() {
+async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_base_model_as_it_is()
+{
     let worker = worker_with_model();
     let before = answer(&worker, "before", |_| {}).await;
     let config = json!({
