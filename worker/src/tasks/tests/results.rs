@@ -103,12 +103,13 @@ async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_b
     let worker = worker_with_model();
     let before = answer(&worker, "before", |_| {}).await;
     let config = json!({
-        "modules_to_save": ["lm_head"], "learning_rate": 0.02, "epochs": 40, "batch_size": 8, "packing": false,
+        "modules_to_save": ["lm_head"], "learning_rate": 0.02, "epochs": 24, "batch_size": 8, "packing": false,
         "seed": 7
     });
     let files = result_of(&worker, config).await;
     let (_server, urls) = serve(&files).await;
     let trained = answer(&worker, "trained", |data| {
+        data["messages"][0]["content"] = json!("what is cargo 3");
         data["model_path"] = json!("models/job-7/final/");
         data["download_urls"] = urls;
     })
