@@ -17,7 +17,7 @@ fn rows() -> String {
         json!({"messages": [{"role": "user", "content": format!("what is cargo {row}")},
                             {"role": "assistant", "content": "aye"}]})
     };
-    (0..8).map(|row| format!("{}\n", chat(row))).collect()
+    (0..2).map(|row| format!("{}\n", chat(row))).collect()
 }
 
 /// Trains with this config and gives the result's files.
@@ -59,7 +59,7 @@ async fn serve(files: &Files) -> (TestServer, Value) {
 async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_own() {
     let worker = worker_with_model();
     let config = json!({
-        "use_peft": false, "learning_rate": 0.01, "epochs": 6, "batch_size": 8, "packing": false, "seed": 7
+        "use_peft": false, "learning_rate": 0.01, "epochs": 8, "batch_size": 2, "packing": false, "seed": 7
     });
     let files = result_of(&worker, config).await;
     let names: Vec<&str> = files
@@ -76,6 +76,7 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
     }
     let (_server, urls) = serve(&files).await;
     let trained = answer(&worker, "trained", |data| {
+        data["messages"][0]["content"] = json!("what is cargo 1");
         data["model_path"] = json!("models/job-7/final/");
         data["download_urls"] = urls;
     })
@@ -91,6 +92,7 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
         fs::copy(path, place.join(file.key.rsplit('/').next().unwrap())).unwrap();
     }
     let placed = answer(&worker, "placed", |data| {
+        data["messages"][0]["content"] = json!("what is cargo 1");
         data["huggingface_id"] = json!("yard/trained");
     })
     .await;
@@ -103,13 +105,13 @@ async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_b
     let worker = worker_with_model();
     let before = answer(&worker, "before", |_| {}).await;
     let config = json!({
-        "modules_to_save": ["lm_head"], "learning_rate": 0.02, "epochs": 24, "batch_size": 8, "packing": false,
+        "modules_to_save": ["lm_head"], "learning_rate": 0.02, "epochs": 16, "batch_size": 2, "packing": false,
         "seed": 7
     });
     let files = result_of(&worker, config).await;
     let (_server, urls) = serve(&files).await;
     let trained = answer(&worker, "trained", |data| {
-        data["messages"][0]["content"] = json!("what is cargo 3");
+        data["messages"][0]["content"] = json!("what is cargo 1");
         data["model_path"] = json!("models/job-7/final/");
         data["download_urls"] = urls;
     })
