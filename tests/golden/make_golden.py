@@ -191,4 +191,5 @@ def main():
     (out / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,6 +3,9 @@
 use crate::EngineError;
 use crate::ops::attention::Heads;
 
+/// Widest head that the kernels of attention have room for.
+pub const MAX_HEAD_DIM: usize = 256;
+
 /// Shape, constants and features of a Llama-family model; names as in Hugging Face's `config.json` where it has them.
 ///
 /// What sets the architectures apart is here as data: nothing that computes asks for the architecture's name.
@@ -22,7 +25,7 @@ pub struct ModelConfig {
     pub num_attention_heads: usize,
     /// Number of key and value heads; divides `num_attention_heads`.
     pub num_key_value_heads: usize,
-    /// Width of one head; even.
+    /// Width of one head; even, at most 256.
     pub head_dim: usize,
     /// Longest context that the model was made for, in tokens.
     pub max_position_embeddings: usize,
@@ -128,6 +131,21 @@ pub enum RopeScaling {
     },
     /// Each frequency divided by a number of its own, as GGUF files of Llama 3 hold them.
     Divisors(Vec<f32>),
+}
+
+impl RopeScaling {
+    /// YaRN's `beta_fast` where it is not given.
+    pub const BETA_FAST: f64 = 32.0;
+    /// YaRN's `beta_slow` where it is not given.
+    pub const BETA_SLOW: f64 = 1.0;
+
+    /// YaRN's factor of queries and keys for a context that is `factor` times as long.
+    pub fn yarn_attention(factor: f64, mscale: f64) -> f64 {
+        match factor > 1.0 {
+            true => 0.1 * mscale * factor.ln() + 1.0,
+            false => 1.0,
+        }
+    }
 }
 
 /// The linear layers of a decoder layer, each of which may carry a LoRA adapter.
@@ -278,6 +296,8 @@ impl ModelConfig {
             )
         } else if !self.head_dim.is_multiple_of(2) {
             format!("an odd head_dim of {}", self.head_dim)
+        } else if self.head_dim > MAX_HEAD_DIM {
+            format!("a head_dim of {} (at most {MAX_HEAD_DIM})", self.head_dim)
         } else if !(self.rope_theta.is_finite() && self.rope_theta > 0.0) {
             format!("a rope_theta of {}", self.rope_theta)
         } else if let Some(window) = &self.sliding_window

@@ -33,7 +33,7 @@ pub(super) fn batch() -> (Batch, Vec<usize>) {
 }
 
 /// A tensor of a golden file.
-fn tensor(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+pub(super) fn tensor(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
     let view = file
         .tensor(name)
         .unwrap_or_else(|_| panic!("{name} is in the golden file"));
@@ -43,7 +43,7 @@ fn tensor(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
         .collect()
 }
 
-fn read(name: &str) -> Vec<u8> {
+pub(super) fn read(name: &str) -> Vec<u8> {
     std::fs::read(golden::path(name)).expect("the golden values are in the repository")
 }
 
@@ -88,7 +88,7 @@ pub(super) fn adapter(variant: &str, config: &ModelConfig, scale: f32) -> Adapte
 }
 
 /// Asserts that values differ by no more than a few roundings of the largest among them.
-fn assert_near(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
+pub(super) fn assert_near(what: &str, found: &[f32], expected: &[f32], tolerance: f32) {
     assert_eq!(found.len(), expected.len(), "{what}: number of values");
     let scale = expected.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     for (i, (found, expected)) in found.iter().zip(expected).enumerate() {

@@ -1,6 +1,8 @@
 //! Llama-family models: their configuration, weights, adapters, and the batches that run through them.
 
 mod adapter;
+#[cfg(test)]
+mod architecture_tests;
 mod backward;
 mod batch;
 mod config;
@@ -20,7 +22,7 @@ mod trainable;
 
 pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum, TokenScore};
-pub use config::{Architecture, ModelConfig, Projection, RopeScaling, SlidingWindow};
+pub use config::{Architecture, MAX_HEAD_DIM, ModelConfig, Projection, RopeScaling, SlidingWindow};
 pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
 pub use holding::{Held, Holding};
 pub use llama::Llama;

@@ -101,6 +101,20 @@ impl FolderWeights {
         self.shards[*self.places.get(name)?].float_type(name)
     }
 
+    /// Whether both tensors are there and differ in a value.
+    ///
+    /// # Errors
+    /// As [`FolderWeights::tensor`].
+    pub fn differ(&self, one: &str, other: &str) -> Result<bool, EngineError> {
+        match (self.places.get(one), self.places.get(other)) {
+            (Some(&a), Some(&b)) => {
+                let alike = self.shards[a].stored(one) == self.shards[b].stored(other);
+                Ok(!alike && self.tensor(one)? != self.tensor(other)?)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// The files that hold the weights, in the order of their names.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         self.shards.iter().map(SafetensorsFile::path)

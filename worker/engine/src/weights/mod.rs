@@ -1,11 +1,14 @@
 //! The files of a base model: a Hugging Face folder or one GGUF file, checked before anything is used.
 
+mod fields;
 mod folder;
 mod hf_config;
 mod hf_files;
+mod hf_rope;
 mod safetensors_file;
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Local};
@@ -15,12 +18,15 @@ use sha2::{Digest, Sha256};
 use super::EngineError;
 use super::chat_template::Chat;
 use super::gguf::{BlockType, GgufModel};
-use super::model::{ModelConfig, Projection};
+use super::model::{ModelConfig, Weight};
 use super::tokenizer::{SpecialTokens, Tokenizer};
 use crate::files;
 use folder::{FolderWeights, inside, read_json};
 
 pub use safetensors_file::SafetensorsFile;
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
 
 /// A base model's files, opened: every weight that the config calls for is there, with its shape.
 #[derive(Debug)]
@@ -56,8 +62,13 @@ impl ModelFiles {
             let config =
                 hf_config::model_config(&json).map_err(|message| invalid(&config_path, message))?;
             let weights = FolderWeights::open(path)?;
+            // As in transformers: an output projection of its own counts, whatever the config says of it.
+            let tied = config.tie_word_embeddings && !weights.differ(EMBEDDING, HEAD)?;
             Self {
-                config,
+                config: ModelConfig {
+                    tie_word_embeddings: tied,
+                    ..config
+                },
                 path: path.to_owned(),
                 source: Source::Folder { weights, json },
             }
@@ -265,32 +276,15 @@ impl ModelFiles {
 
     /// Every weight that the config calls for, and none that would change the result if left out.
     fn check_weights(&self) -> Result<(), EngineError> {
-        let config = &self.config;
-        let hidden = [config.hidden_size];
-        self.check_weight(
-            "model.embed_tokens.weight",
-            &[config.vocab_size, config.hidden_size],
-        )?;
-        for layer in 0..config.num_hidden_layers {
-            self.check_weight(
-                &format!("model.layers.{layer}.input_layernorm.weight"),
-                &hidden,
-            )?;
-            self.check_weight(
-                &format!("model.layers.{layer}.post_attention_layernorm.weight"),
-                &hidden,
-            )?;
-            for projection in Projection::ALL {
-                let name = format!("{}.weight", projection.full_name(layer));
-                self.check_weight(&name, &config.projection_shape(projection))?;
-            }
-        }
-        self.check_weight("model.norm.weight", &hidden)?;
-        if !config.tie_word_embeddings {
-            self.check_weight("lm_head.weight", &[config.vocab_size, config.hidden_size])?;
+        let mut known = HashSet::new();
+        for weight in Weight::all(&self.config) {
+            self.check_weight(&weight.name(), &weight.shape(&self.config))?;
+            known.insert(weight.name());
         }
         let unused = match &self.source {
-            Source::Folder { weights, .. } => weights.names().find(|name| name.ends_with(".bias")),
+            Source::Folder { weights, .. } => weights
+                .names()
+                .find(|name| !known.contains(*name) && self.would_matter(name)),
             Source::Gguf(model) => model.unknown_tensors().next(),
         };
         match unused {
@@ -301,7 +295,30 @@ impl ModelFiles {
             None => Ok(()),
         }
     }
+
+    /// Whether a tensor that the config does not call for belongs to what is computed: not so a copy of a tied
+    /// embedding, the rotary frequencies that older files hold, or layers behind the last one.
+    fn would_matter(&self, name: &str) -> bool {
+        let Some(name) = name.strip_prefix("model.") else {
+            return name.starts_with("lm_head.") && name != HEAD;
+        };
+        let layer = name
+            .strip_prefix("layers.")
+            .and_then(|name| name.split('.').next());
+        let is_behind = layer
+            .and_then(|layer| layer.parse().ok())
+            .is_some_and(|layer: usize| layer >= self.config.num_hidden_layers);
+        !is_behind && !name.ends_with("rotary_emb.inv_freq")
+    }
 }
 
+/// The config that a `config.json` of this content stands for.
+#[cfg(test)]
+pub(crate) fn config_of(json: &Value) -> Result<ModelConfig, String> {
+    hf_config::model_config(json)
+}
+
+#[cfg(test)]
+mod config_tests;
 #[cfg(test)]
 mod tests;

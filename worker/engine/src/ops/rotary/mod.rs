@@ -181,6 +181,36 @@ mod tests {
     }
 
     #[test]
+    fn g061_llama_3_stretches_the_frequencies_as_transformers_does() {
+        let llama3 = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        let rotary = Rotary::new(&ModelConfig {
+            head_dim: 16,
+            rope_theta: 500_000.0,
+            ..config(llama3)
+        });
+        let expected = [
+            1.0,
+            0.1939227,
+            0.03760603,
+            0.007292665,
+            5.248462e-4,
+            3.428102e-5,
+            6.647870e-6,
+            1.289173e-6,
+        ];
+        assert_eq!(rotary.frequencies().len(), expected.len());
+        for (found, expected) in rotary.frequencies().iter().zip(expected) {
+            let error = (found - expected).abs();
+            assert!(error < 1e-5 * expected, "{found}, not {expected}");
+        }
+    }
+
+    #[test]
     fn linear_scaling_divides_every_frequency() {
         let plain = Rotary::new(&config(RopeScaling::Default));
         let linear = Rotary::new(&config(RopeScaling::Linear { factor: 4.0 }));

@@ -7,6 +7,7 @@ use super::{
     super::{Heads, Sequences},
     Head, Mask, SCORES,
 };
+use crate::model::MAX_HEAD_DIM;
 use crate::device::{
     Activations, ActivationsMut, LANES, Shared,
     math::{dispatch, exp},
@@ -14,8 +15,8 @@ use crate::device::{
     tile::{Term, TileJob, Weights},
 };
 
-/// Widest head that is supported, in blocks of features.
-const MAX_CHUNKS: usize = 8;
+/// Widest head, in blocks of features.
+const MAX_CHUNKS: usize = MAX_HEAD_DIM / LANES;
 
 /// Gradients of keys and values for every query head, `[head][k or v][chunk of features][token][feature]`.
 #[derive(Clone, Copy)]
