@@ -6,7 +6,9 @@ mod describe;
 mod encode;
 mod model;
 mod quantise;
+mod names;
 mod reader;
+mod sentencepiece;
 mod tokenizer;
 mod vocabulary;
 mod writer;
@@ -19,12 +21,14 @@ pub(crate) use describe::{
 };
 pub use encode::WrittenType;
 pub use model::GgufModel;
-pub(crate) use model::gguf_name;
 pub use quantise::quantise;
+pub(crate) use names::gguf_name;
 pub use reader::{Structure, TensorInfo, Value, read_structure};
 pub(crate) use vocabulary::tokenizer_metadata;
 pub use writer::{WrittenTensor, write_file};
 
+#[cfg(test)]
+mod golden_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

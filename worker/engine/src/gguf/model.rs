@@ -1,16 +1,19 @@
 //! A mapped GGUF file as a model: its weights by their Hugging Face names.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
+use super::ROPE_DIVISORS;
 use super::blocks::BlockType;
 use super::config::{Metadata, model_config};
+use super::names::gguf_name;
 use super::reader::{Structure, TensorInfo, Value, read_structure};
 use super::tokenizer::tokenizer_json;
 use crate::EngineError;
 use crate::device::MappedFile;
 use crate::export::FloatType;
-use crate::model::ModelConfig;
+use crate::model::{Architecture, ModelConfig, Projection, Weight};
 use crate::tokenizer::{SpecialTokens, Tokenizer};
 
 /// A base model in one GGUF file.
@@ -34,7 +37,7 @@ impl GgufModel {
         };
         let file = MappedFile::open(path).map_err(|error| EngineError::io("read", path, error))?;
         let structure = read_structure(&file).map_err(invalid)?;
-        let config = model_config(&structure).map_err(invalid)?;
+        let config = model_config(&structure, &file).map_err(invalid)?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -70,8 +73,8 @@ impl GgufModel {
 
     /// A weight by its Hugging Face name as `f32`, row-major, if the file holds it.
     ///
-    /// Rows of query and key projections come back in Hugging Face's order: the file interleaves the
-    /// two halves of every head for its own layout of the rotary embedding.
+    /// Rows of query and key projections come back in Hugging Face's order: files of the architecture `llama`
+    /// interleave the two halves of every head for their own layout of the rotary embedding.
     pub fn tensor(&self, name: &str) -> Option<Vec<f32>> {
         let (block_type, bytes) = self.stored(name)?;
         Some(block_type.dequantise(&bytes))
@@ -86,37 +89,39 @@ impl GgufModel {
             bytes,
         } = self.structure.tensors.get(&gguf_name(name)?)?;
         let bytes = &self.file[*start..start + bytes];
-        let heads = if name.ends_with(".self_attn.q_proj.weight") {
-            self.config.num_attention_heads
-        } else if name.ends_with(".self_attn.k_proj.weight") {
-            self.config.num_key_value_heads
-        } else {
+        let Some(heads) = self.interleaved_heads(name) else {
             return Some((*block_type, bytes.into()));
         };
         let rows = shape.first().copied().unwrap_or(0);
         Some((*block_type, join_halves(bytes, rows, heads).into()))
     }
 
-    /// Names of the file's tensors that no part of a plain Llama model uses.
+    /// How many heads' rows the file interleaves in a weight, if it does.
+    fn interleaved_heads(&self, name: &str) -> Option<usize> {
+        if !matches!(
+            self.config.architecture,
+            Architecture::Llama | Architecture::Mistral
+        ) {
+            return None;
+        }
+        let (module, _) = name.rsplit_once('.')?;
+        if module.ends_with(Projection::Q.module_name()) {
+            Some(self.config.num_attention_heads)
+        } else if module.ends_with(Projection::K.module_name()) {
+            Some(self.config.num_key_value_heads)
+        } else {
+            None
+        }
+    }
+
+    /// Names of the file's tensors that the config does not call for.
     pub fn unknown_tensors(&self) -> impl Iterator<Item = &str> {
-        let known = |name: &str| {
-            let mut parts = name.split('.');
-            matches!(
-                (parts.next(), parts.next(), parts.next(), parts.next()),
-                (Some("blk"), Some(_), Some(_), Some("weight"))
-                    | (
-                        Some("token_embd" | "output_norm" | "output"),
-                        Some("weight"),
-                        None,
-                        None
-                    )
-            )
-        };
-        self.structure
-            .tensors
-            .keys()
-            .map(String::as_str)
-            .filter(move |name| !known(name))
+        let known: HashSet<String> = Weight::all(&self.config)
+            .into_iter()
+            .filter_map(|weight| gguf_name(&weight.name()))
+            .collect();
+        let names = self.structure.tensors.keys().map(String::as_str);
+        names.filter(move |name| !known.contains(*name) && *name != ROPE_DIVISORS)
     }
 
     /// The tokenizer that the file holds.
@@ -180,33 +185,6 @@ impl GgufModel {
             })
             .collect()
     }
-}
-
-/// The name that GGUF gives to a weight of a Llama model, if the name is one.
-pub(crate) fn gguf_name(name: &str) -> Option<String> {
-    match name {
-        "model.embed_tokens.weight" => return Some("token_embd.weight".into()),
-        "model.norm.weight" => return Some("output_norm.weight".into()),
-        "lm_head.weight" => return Some("output.weight".into()),
-        _ => {}
-    }
-    let (layer, part) = name.strip_prefix("model.layers.")?.split_once('.')?;
-    let (module, kind) = part.rsplit_once('.')?;
-    let part = match module {
-        "input_layernorm" => "attn_norm",
-        "self_attn.q_proj" => "attn_q",
-        "self_attn.k_proj" => "attn_k",
-        "self_attn.v_proj" => "attn_v",
-        "self_attn.o_proj" => "attn_output",
-        "self_attn.q_norm" => "attn_q_norm",
-        "self_attn.k_norm" => "attn_k_norm",
-        "post_attention_layernorm" => "ffn_norm",
-        "mlp.gate_proj" => "ffn_gate",
-        "mlp.up_proj" => "ffn_up",
-        "mlp.down_proj" => "ffn_down",
-        _ => return None,
-    };
-    matches!(kind, "weight" | "bias").then(|| format!("blk.{layer}.{part}.{kind}"))
 }
 
 /// Undoes the interleaving of a head's rows: the file's rows are 0, h, 1, h + 1, … of `2 h` rows a head.

@@ -202,8 +202,11 @@ fn what_is_not_supported_is_refused_by_name() {
     experts.u32("llama.expert_count", 8);
     assert!(refusal(&experts).contains("llama.expert_count"));
     let mut rope = golden_as_gguf("tied", BlockType::F32);
-    rope.string("llama.rope.scaling.type", "yarn");
-    assert!(refusal(&rope).contains("yarn"));
+    rope.string("llama.rope.scaling.type", "longrope");
+    assert!(refusal(&rope).contains("longrope"));
+    let mut pattern = golden_as_gguf("tied", BlockType::F32);
+    pattern.u32("llama.attention.sliding_window_pattern", 2);
+    assert!(refusal(&pattern).contains("sliding_window_pattern"));
 }
 
 #[test]
@@ -418,8 +421,9 @@ fn tokenizers_that_cannot_be_expressed_are_refused_by_name() {
     assert!(problem(&with_tokenizer("poro-chat", |_| {})).contains("poro-chat"));
     let mut sentencepiece = golden_as_gguf("tied", BlockType::F32);
     assert!(problem(&sentencepiece).contains("tokenizer.ggml.model"));
-    sentencepiece.string("tokenizer.ggml.model", "llama");
-    assert!(problem(&sentencepiece).contains("\"llama\""));
+    sentencepiece.strings("tokenizer.ggml.tokens", &["a"]);
+    sentencepiece.string("tokenizer.ggml.model", "bert");
+    assert!(problem(&sentencepiece).contains("\"bert\""));
     let twice = |writer: &mut GgufWriter| {
         writer.string("tokenizer.ggml.model", "gpt2");
         writer.string("tokenizer.ggml.pre", "gpt-2");

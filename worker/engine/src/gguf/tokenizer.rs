@@ -4,12 +4,28 @@ use serde_json::{Value as Json, json};
 
 use super::config::Metadata;
 use super::reader::Structure;
+use super::sentencepiece;
 use crate::tokenizer::SpecialTokens;
 
+/// What stands for the unknown, in `tokenizer.ggml.token_type`.
+pub(super) const UNKNOWN: i64 = 2;
 /// A control token, in `tokenizer.ggml.token_type`.
 pub(super) const CONTROL: i64 = 3;
 /// A token added by hand, in `tokenizer.ggml.token_type`.
 pub(super) const USER_DEFINED: i64 = 4;
+/// A single byte, in `tokenizer.ggml.token_type`.
+pub(super) const BYTE: i64 = 6;
+
+/// What sets kinds of tokenizers apart, as parts of a `tokenizer.json`.
+pub(super) struct Parts {
+    pub normalizer: Json,
+    pub pre_tokenizer: Json,
+    pub decoder: Json,
+    /// All of the model but its vocabulary.
+    pub model: Json,
+    /// Whether a BOS token begins texts where the file does not say.
+    pub adds_bos: bool,
+}
 
 /// The pattern by which Llama 3 cuts text before merging, with `digits` digits to a piece.
 fn llama3_pattern(digits: &str) -> String {
@@ -18,6 +34,9 @@ fn llama3_pattern(digits: &str) -> String {
     )
 }
 
+/// The pattern by which Mistral's later models cut text before merging.
+const TEKKEN_PATTERN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// Builds the content of a `tokenizer.json`, or says what of it cannot be expressed.
 pub(super) fn tokenizer_json(
     structure: &Structure,
@@ -25,11 +44,6 @@ pub(super) fn tokenizer_json(
 ) -> Result<(Json, SpecialTokens), String> {
     let metadata = Metadata(structure);
     let model = metadata.string("tokenizer.ggml.model")?;
-    if model != "gpt2" {
-        return Err(format!(
-            "tokenizer model {model:?} is not supported (only \"gpt2\" is)"
-        ));
-    }
     let tokens = metadata.strings("tokenizer.ggml.tokens")?;
     if tokens.len() > vocabulary {
         return Err(format!(
@@ -52,7 +66,15 @@ pub(super) fn tokenizer_json(
         unk: special("unknown")?,
         pad: special("padding")?,
     };
-    let pre = PreTokenizer::named(metadata.string("tokenizer.ggml.pre")?)?;
+    let mut parts = match model {
+        "gpt2" => byte_level_parts(&metadata)?,
+        "llama" => sentencepiece::parts(&metadata, tokens)?,
+        other => {
+            return Err(format!(
+                "tokenizer model {other:?} is not supported (only \"gpt2\" and \"llama\" are)"
+            ));
+        }
+    };
     let vocab: serde_json::Map<_, _> = tokens
         .iter()
         .enumerate()
@@ -63,24 +85,41 @@ pub(super) fn tokenizer_json(
     }
     let adds_bos = metadata
         .optional_bool("tokenizer.ggml.add_bos_token")?
-        .unwrap_or(pre.adds_bos);
+        .unwrap_or(parts.adds_bos);
+    let post_processor = named
+        .bos
+        .as_ref()
+        .filter(|_| adds_bos)
+        .map(|bos| bos_first(bos, &vocab[bos]));
+    parts.model["vocab"] = Json::Object(vocab);
     let json = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
         "added_tokens": added_tokens(&metadata, tokens)?,
-        "normalizer": pre.normalizer,
-        "pre_tokenizer": pre.pre_tokenizer,
-        "post_processor": named.bos.as_ref().filter(|_| adds_bos).map(|bos| bos_first(bos, &vocab[bos])),
-        "decoder": byte_level(true),
-        "model": {
-            "type": "BPE",
-            "vocab": vocab,
-            "merges": metadata.strings("tokenizer.ggml.merges")?,
-            "ignore_merges": pre.ignore_merges,
-        },
+        "normalizer": parts.normalizer,
+        "pre_tokenizer": parts.pre_tokenizer,
+        "post_processor": post_processor,
+        "decoder": parts.decoder,
+        "model": parts.model,
     });
     Ok((json, named))
+}
+
+/// A tokenizer of bytes, cut and merged by its own list of merges.
+fn byte_level_parts(metadata: &Metadata<'_>) -> Result<Parts, String> {
+    let pre = PreTokenizer::named(metadata.string("tokenizer.ggml.pre")?)?;
+    Ok(Parts {
+        normalizer: pre.normalizer,
+        pre_tokenizer: pre.pre_tokenizer,
+        decoder: byte_level(true),
+        model: json!({
+            "type": "BPE",
+            "merges": metadata.strings("tokenizer.ggml.merges")?,
+            "ignore_merges": pre.ignore_merges,
+        }),
+        adds_bos: pre.adds_bos,
+    })
 }
 
 fn added_tokens(metadata: &Metadata<'_>, tokens: &[String]) -> Result<Vec<Json>, String> {
@@ -125,7 +164,7 @@ pub(super) struct PreTokenizer {
 
 impl PreTokenizer {
     /// One name for each way.
-    pub const NAMES: [&str; 4] = ["gpt-2", "smollm", "llama-bpe", "qwen2"];
+    pub const NAMES: [&str; 5] = ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken"];
 
     pub fn named(name: &str) -> Result<Self, String> {
         let plain = |pre_tokenizer| Self {
@@ -150,8 +189,14 @@ impl PreTokenizer {
                 adds_bos: true,
                 ..plain(by_pattern(llama3_pattern(r"\p{N}{1,3}")))
             },
-            "qwen2" => Self {
+            "tekken" => Self {
+                ignore_merges: true,
+                adds_bos: true,
+                ..plain(by_pattern(TEKKEN_PATTERN.to_owned()))
+            },
+            "qwen2" | "deepseek-r1-qwen" => Self {
                 normalizer: json!({"type": "NFC"}),
+                adds_bos: name != "qwen2",
                 ..plain(by_pattern(llama3_pattern(r"\p{N}")))
             },
             other => return Err(format!("tokenizer pre {other:?} is not supported")),
