@@ -337,6 +337,45 @@ async fn what_cannot_be_answered_fails_and_the_field_or_the_reason_is_named() {
 }
 
 #[actix_rt::test]
+async fn g054_a_cut_adapter_fails_its_answer_by_name_and_is_fetched_afresh_by_the_next() {
+    let folder = golden::path("tied").join("adapter");
+    let whole = fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    let weights = whole.len();
+    let cuts = [0, 7, 8, 100, weights / 2, weights - 1];
+    let served = std::sync::Mutex::new(cuts.into_iter());
+    let server = TestServer::start(move |_, request| {
+        let name = request.target.trim_start_matches('/');
+        let content = fs::read(folder.join(name)).unwrap();
+        let is_config = name == "adapter_config.json";
+        let cut = if is_config {
+            None
+        } else {
+            served.lock().unwrap().next()
+        };
+        Reply::new(200, content[..cut.unwrap_or(content.len())].to_vec())
+    })
+    .await;
+    let urls = ["adapter_config.json", "adapter_model.safetensors"]
+        .map(|name| json!({"key": name, "url": server.url(&format!("/{name}"))}));
+    let worker = worker_with_model();
+    let with_adapter = |data: &mut Value| {
+        data["model_path"] = json!("models/job-7/final/");
+        data["download_urls"] = json!(urls);
+    };
+    for cut in cuts {
+        let id = format!("cut-{cut}");
+        worker.give(ask(&id, with_adapter)).await;
+        worker.idle().await;
+        let error = failed(&worker, &id).error;
+        assert!(
+            error.contains("adapter_model.safetensors") && error.contains("corrupt"),
+            "{error}"
+        );
+    }
+    answer(&worker, "whole", with_adapter).await;
+}
+
+#[actix_rt::test]
 async fn an_adapter_of_another_model_fails_its_answer_and_no_other() {
     let (_server, mut urls) = adapter_server("tied", free()).await;
     let worker = worker_with_model();
