@@ -104,15 +104,13 @@ impl FolderWeights {
     /// Whether both tensors are there and differ in a value.
     ///
     /// # Errors
-    /// As [`FolderWeights::tensor`].
+    /// As [`FolderWeights::stored`].
     pub fn differ(&self, one: &str, other: &str) -> Result<bool, EngineError> {
-        match (self.places.get(one), self.places.get(other)) {
-            (Some(&a), Some(&b)) => {
-                let alike = self.shards[a].stored(one) == self.shards[b].stored(other);
-                Ok(!alike && self.tensor(one)? != self.tensor(other)?)
-            }
-            _ => Ok(false),
+        if self.shape(one).is_none() || self.shape(other).is_none() {
+            return Ok(false);
         }
+        let ((one_type, a), (other_type, b)) = (self.stored(one)?, self.stored(other)?);
+        Ok((one_type, a) != (other_type, b) && one_type.dequantise(a) != other_type.dequantise(b))
     }
 
     /// The files that hold the weights, in the order of their names.

@@ -105,12 +105,6 @@ impl SafetensorsFile {
         }
     }
 
-    /// A tensor's bytes as they lie in the file, if it holds it.
-    pub(super) fn stored(&self, name: &str) -> Option<&[u8]> {
-        let entry = self.tensors.get(name)?;
-        Some(&self.file[entry.start..entry.end])
-    }
-
     /// A tensor's values as `f32`, row-major.
     ///
     /// # Errors
