@@ -11,7 +11,7 @@ use super::config::Metadata;
 use super::tokenizer::{BYTE, CONTROL, Parts, UNKNOWN};
 
 /// What stands for a space within pieces.
-const SPACE: &str = "\u{2581}";
+pub(super) const SPACE: &str = "\u{2581}";
 
 /// The parts of the tokenizer; `tokens` are the pieces by id.
 pub(super) fn parts(metadata: &Metadata<'_>, tokens: &[String]) -> Result<Parts, String> {

@@ -5,22 +5,17 @@ use std::collections::HashMap;
 use serde_json::{Value as Json, json};
 
 use super::Value;
-use super::tokenizer::{CONTROL, PreTokenizer, USER_DEFINED};
+use super::sentencepiece::SPACE;
+use super::tokenizer::{BYTE, CONTROL, PreTokenizer, UNKNOWN, USER_DEFINED};
 use crate::tokenizer::Tokenizer;
 
 /// An ordinary token, in `tokenizer.ggml.token_type`.
 const NORMAL: i64 = 1;
-/// The token that stands for what is no token, in `tokenizer.ggml.token_type`.
-const UNKNOWN: i64 = 2;
-/// A token that is one byte of a character without a token, in `tokenizer.ggml.token_type`.
-const BYTE: i64 = 6;
 /// A number that stands for no token, in `tokenizer.ggml.token_type`.
 const UNUSED: i64 = 5;
 
 /// The score of tokens that nothing is merged to: below every other.
 const LOWEST_SCORE: f64 = -1e9;
-/// What SentencePiece writes for a space.
-const SPACE: &str = "\u{2581}";
 
 /// The metadata of a tokenizer: `json` is its `tokenizer.json`, `vocabulary` the number of tokens that the model
 /// knows, `end_ids` what ends an answer.
