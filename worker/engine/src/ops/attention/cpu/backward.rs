@@ -7,13 +7,13 @@ use super::{
     super::{Heads, Sequences},
     Head, Mask, SCORES,
 };
-use crate::model::MAX_HEAD_DIM;
 use crate::device::{
     Activations, ActivationsMut, LANES, Shared,
     math::{dispatch, exp},
     outer::transpose_block,
     tile::{Term, TileJob, Weights},
 };
+use crate::model::MAX_HEAD_DIM;
 
 /// Widest head, in blocks of features.
 const MAX_CHUNKS: usize = MAX_HEAD_DIM / LANES;
