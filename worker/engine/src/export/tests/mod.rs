@@ -54,6 +54,10 @@ fn write_over(
 /// Asserts that two models have the same config and weights.
 fn assert_same_model(found: &ModelFiles, expected: &ModelFiles) {
     assert_eq!(found.config, expected.config);
+    assert_same_weights(found, expected);
+}
+
+fn assert_same_weights(found: &ModelFiles, expected: &ModelFiles) {
     for weight in Weight::all(&expected.config) {
         let (name, shape) = (weight.name(), weight.shape(&expected.config));
         assert_eq!(
@@ -303,4 +307,51 @@ fn modules_that_an_adapter_brings_along_take_the_place_of_the_models_own() {
         &lora,
     );
     assert!(refused.unwrap_err().to_string().contains("modules_to_save"));
+}
+
+#[test]
+fn weights_of_every_architecture_come_back_from_both_forms() {
+    for name in ["llama", "mistral", "qwen2", "qwen3"] {
+        let source = architecture(name);
+        let base = ModelFiles::open(source.path()).unwrap();
+        let folder = source.path().join("folder");
+        let format = Format::MergedSafetensors(FolderOptions::default());
+        write(&base, None, format, &folder).unwrap();
+        assert_same_model(&ModelFiles::open(&folder).unwrap(), &base);
+        let file = source.path().join("model.gguf");
+        write(&base, None, Format::GgufMerged(F32), &file).unwrap();
+        let file = ModelFiles::open(&file).unwrap();
+        assert_same_weights(&file, &base);
+        // llama.cpp has no name of its own for Mistral.
+        let expected = match name {
+            "mistral" => "llama",
+            other => other,
+        };
+        assert_eq!(file.config.architecture.model_type(), expected);
+    }
+}
+
+/// A golden model of an architecture with a tokenizer of some letters, in a form that GGUF can hold.
+fn architecture(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = path("architectures").join(name);
+    let weights = "model.safetensors";
+    fs::copy(golden.join(weights), folder.path().join(weights)).unwrap();
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(golden.join("config.json")).unwrap()).unwrap();
+    if let Some(Value::Object(rope)) = config.get_mut("rope_parameters") {
+        rope.remove("truncate");
+    }
+    let byte_level = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false,
+        "trim_offsets": true, "use_regex": true});
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+        "normalizer": null, "pre_tokenizer": byte_level, "post_processor": null,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": []},
+    });
+    for (name, json) in [("config.json", config), ("tokenizer.json", tokenizer)] {
+        fs::write(folder.path().join(name), json.to_string()).unwrap();
+    }
+    folder
 }
