@@ -293,4 +293,10 @@ fn a_tokenizer_in_sentencepieces_manner_has_scores_in_the_order_of_its_merges() 
     };
     assert!(scores[7] > scores[8] && scores[8] > scores[5]);
     assert_eq!(scores.len(), base.config.vocab_size);
+    let tokens = |model: &ModelFiles| {
+        let tokens = model.tokenizer().unwrap().encode_text("ab abbA").unwrap();
+        tokens.iter().map(|token| token.id).collect::<Vec<_>>()
+    };
+    assert_eq!(tokens(&base), [8, 8, 6, 3]);
+    assert_eq!(tokens(&ModelFiles::open(&output).unwrap()), tokens(&base));
 }
