@@ -230,14 +230,14 @@ fn keys_are_those_of_llama_cpps_converter() {
             continue;
         }
         let found = written.metadata.get(key);
-        let is_of_kind = match (kind.as_str().unwrap(), found) {
+        let is_of_kind = matches!(
+            (kind.as_str().unwrap(), found),
             ("UINT32", Some(Value::Integer(_)))
-            | ("FLOAT32", Some(Value::Float(_)))
-            | ("BOOL", Some(Value::Bool(_)))
-            | ("INT32", Some(Value::Integers(_)))
-            | ("STRING", Some(Value::String(_) | Value::Strings(_))) => true,
-            _ => false,
-        };
+                | ("FLOAT32", Some(Value::Float(_)))
+                | ("BOOL", Some(Value::Bool(_)))
+                | ("INT32", Some(Value::Integers(_)))
+                | ("STRING", Some(Value::String(_) | Value::Strings(_)))
+        );
         assert!(is_of_kind, "{key} ({kind}): {found:?}");
     }
 }
