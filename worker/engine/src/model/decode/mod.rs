@@ -6,8 +6,6 @@ mod tests;
 
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::{
     Batch, IGNORE, Llama, Projection,
     forward::{Earlier, layer_forward},
@@ -16,9 +14,9 @@ use super::{
 };
 use crate::{
     EngineError,
-    device::{Activations, Buffer, LANES, padded_tokens, run},
+    device::{Activations, Buffer, LANES, Team, padded_tokens, run},
     ops::{
-        attention::{attend_one, score_tokens},
+        attention::{AttendOne, attend_one, score_tokens},
         bias::bias_rows,
         embedding::embedding_forward,
         linear::{FewTokens, linear_few_tokens},
@@ -54,6 +52,8 @@ struct TokenMemory {
     logits: Vec<f32>,
     /// Attention's scores of each token.
     scores: Vec<Vec<f32>>,
+    /// Sines and cosines of each token's position.
+    turns: Vec<Vec<(f32, f32)>>,
     scratch: Vec<f32>,
 }
 
@@ -160,17 +160,20 @@ impl Decoder {
             return Err(EngineError::InvalidBatch(problem));
         }
         self.tokens.fit(&self.model, next.len());
-        run(|| {
-            let hidden = self.model.config().hidden_size;
-            let rows = self.tokens.x.chunks_exact_mut(hidden);
-            for (x, (_, token)) in rows.zip(next.iter()) {
-                let embedding = self.model.embedding.row(*token as usize);
-                x.iter_mut().zip(embedding).for_each(|(x, e)| *x = e);
-            }
+        let hidden = self.model.config().hidden_size;
+        let rows = self.tokens.x.chunks_exact_mut(hidden);
+        let turns = self.tokens.turns.iter_mut();
+        for ((x, turns), (context, token)) in rows.zip(turns).zip(next.iter()) {
+            let embedding = self.model.embedding.row(*token as usize);
+            x.iter_mut().zip(embedding).for_each(|(x, e)| *x = e);
+            turns.clear();
+            turns.extend(self.model.rotary.turns(context.len as u32));
+        }
+        Team::gather(|team| {
             for layer in 0..self.model.config().num_hidden_layers {
-                self.layer(layer, next);
+                self.layer(layer, next, team);
             }
-            self.logits();
+            self.logits(team);
         });
         for (context, _) in next.iter_mut() {
             context.len += 1;
@@ -179,7 +182,7 @@ impl Decoder {
     }
 
     /// One layer for one token of each sequence, behind what its context holds.
-    fn layer(&mut self, layer: usize, next: &mut [(&mut Context, u32)]) {
+    fn layer(&mut self, layer: usize, next: &mut [(&mut Context, u32)], team: &Team) {
         use Projection::{Down, Gate, K, O, Q, Up, V};
         let TokenMemory {
             x,
@@ -192,6 +195,7 @@ impl Decoder {
             up,
             out,
             scores,
+            turns,
             scratch,
             ..
         } = &mut self.tokens;
@@ -201,7 +205,7 @@ impl Decoder {
 
         rms_norm_rows(n, x, &weights.attention_norm, eps);
         let qkv = [of.few(Q, q, next), of.few(K, k, next), of.few(V, v, next)];
-        linear_few_tokens(qkv, n, scratch);
+        linear_few_tokens(qkv, n, scratch, team);
         for (y, p) in [(&mut *q, Q), (k, K), (v, V)] {
             of.add_bias(y, p);
         }
@@ -209,34 +213,39 @@ impl Decoder {
             model.config().query_width(),
             model.config().key_value_width(),
         );
-        next.par_iter_mut()
-            .zip(q.par_chunks_exact_mut(wide))
-            .zip(k.par_chunks_exact_mut(narrow))
-            .zip(v.par_chunks_exact(narrow))
-            .zip(o.par_chunks_exact_mut(wide))
-            .zip(scores.par_iter_mut())
-            .for_each(|((((((context, _), q), k), v), o), scores)| {
-                of.attend(context, (q, k, v), o, scores);
-            });
-        linear_few_tokens([of.few(O, out, next)], o, scratch);
+        let new_tokens = q
+            .chunks_exact_mut(wide)
+            .zip(k.chunks_exact_mut(narrow))
+            .zip(v.chunks_exact(narrow));
+        let joining = next.iter_mut().zip(new_tokens).zip(&*turns).collect();
+        team.share(joining, |(((context, _), ((q, k), v)), turns)| {
+            of.join_context(context, (q, k, v), turns);
+        });
+        let outputs = q.chunks_exact(wide).zip(o.chunks_exact_mut(wide));
+        let all = next.iter().zip(outputs).zip(scores);
+        let heads = all
+            .flat_map(|(((context, _), (q, o)), scores)| of.attend(context, q, o, scores))
+            .collect();
+        team.share(heads, AttendOne::run);
+        linear_few_tokens([of.few(O, out, next)], o, scratch, team);
         of.add_bias(out, O);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
 
         rms_norm_rows(n, x, &weights.mlp_norm, eps);
         let inner = [of.few(Gate, gate, next), of.few(Up, up, next)];
-        linear_few_tokens(inner, n, scratch);
+        linear_few_tokens(inner, n, scratch, team);
         of.add_bias(gate, Gate);
         of.add_bias(up, Up);
-        gate.par_chunks_mut(model.config().intermediate_size)
-            .zip(up.par_chunks(model.config().intermediate_size))
-            .for_each(|(gate, up)| swiglu_one(gate, up));
-        linear_few_tokens([of.few(Down, out, next)], gate, scratch);
+        let width = model.config().intermediate_size;
+        let gated = gate.chunks_mut(width).zip(up.chunks(width)).collect();
+        team.share(gated, |(gate, up)| swiglu_one(gate, up));
+        linear_few_tokens([of.few(Down, out, next)], gate, scratch, team);
         of.add_bias(out, Down);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
     }
 
     /// Logits from the last layer's outputs.
-    fn logits(&mut self) {
+    fn logits(&mut self, team: &Team) {
         let TokenMemory {
             x,
             n,
@@ -250,7 +259,7 @@ impl Decoder {
             w: self.model.head(),
             loras: Vec::new(),
         };
-        linear_few_tokens([head], n, scratch);
+        linear_few_tokens([head], n, scratch, team);
     }
 }
 
@@ -273,6 +282,7 @@ impl TokenMemory {
             rows.resize(tokens * width, 0.0);
         }
         self.scores.resize_with(tokens, Vec::new);
+        self.turns.resize_with(tokens, Vec::new);
     }
 }
 
@@ -316,33 +326,43 @@ impl LayerOf<'_> {
         }
     }
 
-    /// Attention of one sequence's new token, whose key and value join the context.
-    fn attend(
+    /// Normalises and turns one sequence's new token, whose key and value join the context.
+    fn join_context(
         &self,
         context: &mut Context,
         (q, k, v): (&mut [f32], &mut [f32], &[f32]),
-        o: &mut [f32],
-        scores: &mut Vec<f32>,
+        turns: &[(f32, f32)],
     ) {
-        let (position, heads) = (context.len, self.model.heads());
         let Cached { keys, values } = &mut context.layers[self.layer];
-        let (keys, values) = (keys.as_mut_slice(), values.as_mut_slice());
         let layer = &self.model.layers[self.layer];
         self.norm_heads(q, &layer.query_norm);
         self.norm_heads(k, &layer.key_norm);
-        rotary_one(q, &self.model.rotary, position as u32);
-        rotary_one(k, &self.model.rotary, position as u32);
-        write_token(keys, position, k);
-        write_token(values, position, v);
+        rotary_one(q, turns);
+        rotary_one(k, turns);
+        write_token(keys.as_mut_slice(), context.len, k);
+        write_token(values.as_mut_slice(), context.len, v);
+    }
+
+    /// Attention of one sequence's new token, head by head.
+    fn attend<'a>(
+        &self,
+        context: &'a Context,
+        q: &'a [f32],
+        o: &'a mut [f32],
+        scores: &'a mut Vec<f32>,
+    ) -> impl Iterator<Item = AttendOne<'a>> + use<'a> {
+        let heads = self.model.heads();
+        let Cached { keys, values } = &context.layers[self.layer];
+        let width = self.model.config().key_value_width();
         let cached = (
-            Activations::new(keys, k.len()),
-            Activations::new(values, v.len()),
+            Activations::new(keys.as_slice(), width),
+            Activations::new(values.as_slice(), width),
         );
-        let len = position + 1;
+        let len = context.len + 1;
         let window = self.model.config().window(self.layer).unwrap_or(len);
         let seen = len.saturating_sub(window)..len;
         scores.resize(heads.queries * score_tokens(&seen), 0.0);
-        attend_one(o, q, cached, seen, heads, scores);
+        attend_one(o, q, cached, seen, heads, scores)
     }
 }
 

@@ -13,7 +13,7 @@
 
 mod cpu;
 
-pub(crate) use cpu::{attend_one, score_tokens};
+pub(crate) use cpu::{AttendOne, attend_one, score_tokens};
 
 use crate::{
     device::{Activations, ActivationsMut, LANES, padded_tokens},
@@ -375,7 +375,7 @@ mod tests {
             let seen = tokens - window..tokens;
             let mut scores = vec![f32::NAN; heads.queries * score_tokens(&seen)];
             let mut o = vec![f32::NAN; wide];
-            attend_one(&mut o, &q, cached, seen, heads, &mut scores);
+            attend_one(&mut o, &q, cached, seen, heads, &mut scores).for_each(AttendOne::run);
             let inputs = [&all_q, &k, &v].map(|x| x.iter().map(|x| f64::from(*x)).collect());
             let all = reference(&inputs, &[0, tokens], heads, Some(window));
             assert_close("o", &o, &all[(tokens - 1) * wide..], 2e-6);

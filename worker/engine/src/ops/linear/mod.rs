@@ -11,13 +11,11 @@
 
 mod cpu;
 
-use rayon::prelude::*;
-
 use super::dropout::{Dropout, dropout_backward, dropout_forward};
 pub use crate::device::product::Start;
 use crate::{
     device::{
-        Activations, ActivationsMut, LANES, WeightMatrix,
+        Activations, ActivationsMut, LANES, Team, WeightMatrix,
         outer::{accumulate_outer, outer_scratch},
         product::{Matrix, Product, ProductList, multiply},
     },
@@ -161,21 +159,22 @@ pub(crate) struct FewTokens<'a> {
     pub loras: Vec<Option<Lora<'a>>>,
 }
 
-/// `y = W x + B (scale * A x)` for several layers and the tokens of `x`, row-major `[tokens, in]`; `scratch` is
-/// grown as needed.
+/// `y = W x + B (scale * A x)` for several layers and the tokens of `x`, row-major `[tokens, in]`, on a team's threads;
+/// `scratch` is grown as needed.
 ///
 /// Each weight is read once for all tokens, and each token's result is the same bits whatever tokens are beside it.
 pub(crate) fn linear_few_tokens<const N: usize>(
     layers: [FewTokens<'_>; N],
     x: &[f32],
     scratch: &mut Vec<f32>,
+    team: &Team,
 ) {
     let (mut outputs, mut loras) = (Vec::with_capacity(N), Vec::with_capacity(N));
     for layer in layers {
         outputs.push((layer.y, layer.w));
         loras.push(layer.loras);
     }
-    cpu::products(&mut outputs, x, scratch);
+    cpu::products(&mut outputs, x, scratch, team);
     let tasks: Vec<(&mut [f32], &[f32], Lora<'_>)> = outputs
         .into_iter()
         .zip(loras)
@@ -187,9 +186,7 @@ pub(crate) fn linear_few_tokens<const N: usize>(
             pairs.filter_map(|((y, x), lora)| Some((y, x, lora?)))
         })
         .collect();
-    tasks
-        .into_par_iter()
-        .for_each(|(y, x, lora)| cpu::add_pair(y, x, lora));
+    team.share(tasks, |(y, x, lora)| cpu::add_pair(y, x, lora));
 }
 
 /// `dx = start + sum over branches of W^T dy + A^T du`.

@@ -67,6 +67,12 @@ impl Rotary {
         Angles { cos, sin }
     }
 
+    /// Sines and cosines of a position, for each pair of a head's features.
+    pub fn turns(&self, position: u32) -> impl Iterator<Item = (f32, f32)> + '_ {
+        let frequencies = self.frequencies.iter();
+        frequencies.map(move |frequency| self.turn_of(position, *frequency))
+    }
+
     /// Sine and cosine; the angle is rounded to f32 as in the reference, its sine and cosine are not.
     fn turn_of(&self, position: u32, frequency: f32) -> (f32, f32) {
         let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
@@ -80,16 +86,13 @@ pub fn rotary_forward(x: &mut ActivationsMut<'_>, angles: Angles<'_>) {
     cpu::turn(x, angles, 1.0);
 }
 
-/// Turns `x` `[heads * head_dim]` of one token in place.
-pub fn rotary_one(x: &mut [f32], rotary: &Rotary, position: u32) {
-    let half = rotary.frequencies.len();
-    for (i, frequency) in rotary.frequencies.iter().enumerate() {
-        let (sin, cos) = rotary.turn_of(position, *frequency);
-        for head in x.chunks_exact_mut(2 * half) {
-            (head[i], head[i + half]) = (
-                head[i] * cos - head[i + half] * sin,
-                head[i + half] * cos + head[i] * sin,
-            );
+/// Turns `x` `[heads * head_dim]` of one token in place, by the [sines and cosines](Rotary::turns) of its position.
+pub fn rotary_one(x: &mut [f32], turns: &[(f32, f32)]) {
+    let half = turns.len();
+    for head in x.chunks_exact_mut(2 * half) {
+        let (first, second) = head.split_at_mut(half);
+        for ((a, b), (sin, cos)) in first.iter_mut().zip(second).zip(turns) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
         }
     }
 }

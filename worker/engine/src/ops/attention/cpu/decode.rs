@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::{super::Heads, Head};
 use crate::device::{
@@ -11,35 +10,33 @@ use crate::device::{
     math::{dispatch, exp},
 };
 
-/// `o` `[queries * dim]` from the query `q` of the same width over the tokens `seen` of `k` and `v`.
+/// The heads of `o` `[queries * dim]` from the query `q` of the same width over the tokens `seen` of `k` and `v`, each
+/// to be [run](AttendOne::run).
 ///
 /// `scores` needs `queries` times [`score_tokens`] values. Blocks without a token that is seen are not read.
-pub(crate) fn attend_one(
-    o: &mut [f32],
-    q: &[f32],
-    (k, v): (Activations<'_>, Activations<'_>),
+pub(crate) fn attend_one<'a>(
+    o: &'a mut [f32],
+    q: &'a [f32],
+    (k, v): (Activations<'a>, Activations<'a>),
     seen: Range<usize>,
     heads: Heads,
-    scores: &mut [f32],
-) {
-    let heads_data = o
-        .par_chunks_exact_mut(heads.dim)
-        .zip(q.par_chunks_exact(heads.dim));
-    heads_data
-        .zip(scores.par_chunks_exact_mut(score_tokens(&seen)))
-        .enumerate()
-        .for_each(|(head, ((o, q), scores))| {
-            let key_head = heads.key_of(head);
-            dispatch(AttendOne {
-                o,
-                q,
-                k: Head::new(k, key_head, heads.dim),
-                v: Head::new(v, key_head, heads.dim),
-                seen: seen.clone(),
-                scale: heads.scale(),
-                scores,
-            });
-        });
+    scores: &'a mut [f32],
+) -> impl Iterator<Item = AttendOne<'a>> {
+    let scores = scores.chunks_exact_mut(score_tokens(&seen));
+    let outputs = o.chunks_exact_mut(heads.dim);
+    let all = outputs.zip(q.chunks_exact(heads.dim)).zip(scores);
+    all.enumerate().map(move |(head, ((o, q), scores))| {
+        let key_head = heads.key_of(head);
+        AttendOne {
+            o,
+            q,
+            k: Head::new(k, key_head, heads.dim),
+            v: Head::new(v, key_head, heads.dim),
+            seen: seen.clone(),
+            scale: heads.scale(),
+            scores,
+        }
+    })
 }
 
 /// Scores of one head: the tokens `seen`, in whole blocks.
@@ -47,7 +44,8 @@ pub(crate) fn score_tokens(seen: &Range<usize>) -> usize {
     (seen.end.div_ceil(LANES) - seen.start / LANES) * LANES
 }
 
-struct AttendOne<'a> {
+/// One head's attention.
+pub(crate) struct AttendOne<'a> {
     o: &'a mut [f32],
     q: &'a [f32],
     k: Head<'a>,
@@ -55,6 +53,13 @@ struct AttendOne<'a> {
     seen: Range<usize>,
     scale: f32,
     scores: &'a mut [f32],
+}
+
+impl AttendOne<'_> {
+    /// Sets the head's output.
+    pub(crate) fn run(self) {
+        dispatch(self);
+    }
 }
 
 impl WithSimd for AttendOne<'_> {

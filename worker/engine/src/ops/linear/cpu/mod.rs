@@ -1,13 +1,12 @@
 //! A linear layer for a few tokens on the CPU: bound by reading the weights once.
 
 use pulp::{Simd, WithSimd};
-use rayon::prelude::*;
 
 mod coded;
 mod lanes;
 
 use super::Lora;
-use crate::device::{PANEL, Shared, WeightMatrix, math::dispatch};
+use crate::device::{PANEL, Shared, Team, WeightMatrix, math::dispatch};
 
 /// Values of a panel that are multiplied together: a whole number of registers and of columns.
 const RUN: usize = 4 * PANEL;
@@ -20,6 +19,7 @@ pub(super) fn products(
     outputs: &mut [(&mut [f32], &WeightMatrix)],
     x: &[f32],
     scratch: &mut Vec<f32>,
+    team: &Team,
 ) {
     scratch.clear();
     let is_coded = |w: &WeightMatrix| matches!(w, WeightMatrix::Coded(_));
@@ -68,7 +68,7 @@ pub(super) fn products(
             }
         }
     }
-    parts.into_par_iter().for_each(|part| match part {
+    team.share(parts, |part| match part {
         Part::Panels(rows) => dispatch(rows),
         Part::Coded(rows) => rows.run(),
     });
