@@ -175,9 +175,14 @@ impl Streams {
             part,
             ..
         } = self;
+        // Nobody else waits for a stream that is alone.
+        let most = match streams.len() {
+            1 => *PARTS.end(),
+            _ => *part,
+        };
         let stream = &mut streams[index];
         let from = stream.context.tokens();
-        let ids = &stream.prompt[from..stream.prompt.len().min(from + *part)];
+        let ids = &stream.prompt[from..stream.prompt.len().min(from + most)];
         let id = stream.id;
         let start = Instant::now();
         let event = match decoder.prefill(&mut stream.context, ids, &|| audience.is_stopped(id)) {
