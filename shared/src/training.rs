@@ -120,6 +120,15 @@ pub struct TrainingConfig {
     /// Checkpoint to go on from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume_from_checkpoint: Option<String>,
+    /// Hold the frozen base model in 4 bits.
+    #[serde(skip_serializing_if = "is_off")]
+    pub load_in_4bit: bool,
+    /// Hold the frozen base model in 8 bits.
+    #[serde(skip_serializing_if = "is_off")]
+    pub load_in_8bit: bool,
+    /// Hold the frozen base model in the types that it is stored in, also where that is slower.
+    #[serde(skip_serializing_if = "is_off")]
+    pub low_memory: bool,
 }
 
 impl TrainingConfig {
@@ -216,11 +225,39 @@ impl TrainingConfig {
             early_stopping_patience: reader.u32("early_stopping_patience", 1, 10_000),
             load_best_model_at_end: reader.flag("load_best_model_at_end").unwrap_or(false),
             resume_from_checkpoint: reader.text("resume_from_checkpoint"),
+            load_in_4bit: reader.flag("load_in_4bit").unwrap_or(false),
+            load_in_8bit: reader.flag("load_in_8bit").unwrap_or(false),
+            low_memory: reader.flag("low_memory").unwrap_or(false),
         };
         config.refuse_adapter_settings(reader);
         config.refuse_without_evaluation(reader);
+        config.refuse_holding(reader);
         Self::refuse_unsupported(reader);
         config
+    }
+
+    /// A base model is held in one way, and what is trained in full is held in f32.
+    fn refuse_holding(&self, reader: &mut Reader<'_>) {
+        if self.load_in_4bit && self.load_in_8bit {
+            reader.contradiction(
+                "load_in_8bit",
+                "contradicts load_in_4bit",
+                "set one of the two",
+            );
+        }
+        for (field, is_set) in [
+            ("load_in_4bit", self.load_in_4bit),
+            ("load_in_8bit", self.load_in_8bit),
+            ("low_memory", self.low_memory),
+        ] {
+            if is_set && !self.use_peft {
+                reader.contradiction(
+                    field,
+                    "is about a frozen base model, and use_peft is false",
+                    "leave it out, or train an adapter",
+                );
+            }
+        }
     }
 
     /// What needs evaluations has none without rows for them.
@@ -282,6 +319,11 @@ impl TrainingConfig {
             }
         }
     }
+}
+
+/// Whether a switch is left out where a config is written.
+fn is_off(switch: &bool) -> bool {
+    !switch
 }
 
 impl Default for TrainingConfig {

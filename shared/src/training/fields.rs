@@ -46,11 +46,12 @@ pub(super) const FIELDS: &[(&str, &[&str])] = &[
     ("resume_from_checkpoint", &[]),
     ("load_in_4bit", &[]),
     ("load_in_8bit", &[]),
+    ("low_memory", &[]),
     ("use_dora", &[]),
 ];
 
 /// Switches that people know and that are refused when they are on.
-pub(super) const NOT_SUPPORTED: &[&str] = &["load_in_4bit", "load_in_8bit", "use_dora"];
+pub(super) const NOT_SUPPORTED: &[&str] = &["use_dora"];
 
 /// The other spellings of a field.
 pub(super) fn aliases(name: &str) -> &'static [&'static str] {

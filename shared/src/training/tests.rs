@@ -259,11 +259,7 @@ fn a_field_under_two_names_is_refused() {
 
 #[test]
 fn what_is_not_built_is_refused_and_its_default_is_taken() {
-    for (field, value) in [
-        ("load_in_4bit", json!(true)),
-        ("load_in_8bit", json!(true)),
-        ("use_dora", json!(true)),
-    ] {
+    for (field, value) in [("use_dora", json!(true))] {
         let problem = one_problem(json!({ field: value }));
         assert_eq!(
             (problem.field.as_str(), problem.message.as_str()),
@@ -274,6 +270,24 @@ fn what_is_not_built_is_refused_and_its_default_is_taken() {
         "use_peft": true, "eval_split": 0, "load_best_model_at_end": false, "modules_to_save": [],
         "load_in_4bit": false, "use_dora": false, "early_stopping_patience": null
     }));
+}
+
+#[test]
+fn a_base_model_is_held_in_one_way_and_only_where_it_is_frozen() {
+    let config = parse(json!({"load_in_4bit": true, "low_memory": true}));
+    assert!(config.load_in_4bit && config.low_memory && !config.load_in_8bit);
+    assert_eq!(TrainingConfig::parse(&config.to_map().into()), Ok(config));
+    let problem = one_problem(json!({"load_in_4bit": true, "load_in_8bit": true}));
+    assert_eq!(problem.field, "load_in_8bit");
+    for field in ["load_in_4bit", "load_in_8bit", "low_memory"] {
+        let found = problems(json!({"use_peft": false, field: true}));
+        assert!(
+            found
+                .iter()
+                .any(|p| p.field == field && p.message.contains("use_peft is false")),
+            "{found:?}"
+        );
+    }
 }
 
 #[test]

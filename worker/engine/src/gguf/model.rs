@@ -61,6 +61,11 @@ impl GgufModel {
         Some(&self.structure.tensors.get(&gguf_name(name)?)?.shape)
     }
 
+    /// The type of a weight by its Hugging Face name, if the file holds it.
+    pub fn stored_type(&self, name: &str) -> Option<BlockType> {
+        Some(self.structure.tensors.get(&gguf_name(name)?)?.block_type)
+    }
+
     /// The type of a weight by its Hugging Face name, if the file holds it and it is not quantised.
     pub fn float_type(&self, name: &str) -> Option<FloatType> {
         match self.structure.tensors.get(&gguf_name(name)?)?.block_type {

@@ -3,6 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use trainyard_shared::training::TrainingConfig;
+
+use super::llama::Weight;
 use crate::{
     EngineError,
     device::{StoredRows, WeightMatrix},
@@ -44,6 +47,41 @@ pub struct Held {
 }
 
 impl Holding {
+    /// How a frozen base model is held in training: as the config asks; otherwise in f32, which is a little faster,
+    /// unless that takes more than a quarter of `available_bytes`.
+    pub fn for_training(config: &TrainingConfig, files: &ModelFiles, available_bytes: u64) -> Self {
+        if config.load_in_4bit {
+            Self::FourBits
+        } else if config.load_in_8bit {
+            Self::EightBits
+        } else if config.low_memory || Self::Unpacked.bytes(files) > available_bytes / 4 {
+            Self::AsStored
+        } else {
+            Self::Unpacked
+        }
+    }
+
+    /// Bytes that a model's weights will take up, to within what fills up the last rows.
+    pub fn bytes(self, files: &ModelFiles) -> u64 {
+        let bytes = |weight: Weight| {
+            let shape = weight.shape(&files.config);
+            let values: usize = shape.iter().product();
+            let kind = match weight {
+                Weight::Projection(..) => MatrixKind::Projection,
+                Weight::Embedding | Weight::Head => MatrixKind::Embedding,
+                _ => return 4 * values,
+            };
+            let stored = files.stored_type(&weight.name()).unwrap_or(BlockType::F32);
+            let held = match self {
+                Self::Unpacked => BlockType::F32,
+                _ => self.target(kind, stored, shape[1]).unwrap_or(stored),
+            };
+            values / held.values_per_block() * held.bytes_per_block()
+        };
+        let weights = Weight::all(&files.config).into_iter();
+        weights.map(bytes).sum::<usize>() as u64
+    }
+
     /// The type that a matrix is to be quantised to, if it is.
     fn target(self, kind: MatrixKind, stored: BlockType, columns: usize) -> Option<BlockType> {
         let target = match (self, kind) {

@@ -88,7 +88,7 @@ impl Method {
             Self::Adapter(config) => {
                 let fresh = adapter::fresh(config, &run.model.config, run.config.seed)?;
                 let weights = whole_weights(config, &run.model.config)?;
-                adapted(run.model, &fresh, &weights)
+                adapted(run, &fresh, &weights)
             }
             Self::Full => TrainModel::full(Llama::load(run.model)?),
         }
@@ -123,7 +123,7 @@ impl Method {
                     ..saved.pairs
                 };
                 let weights = whole_weights(config, &run.model.config)?;
-                let mut model = adapted(run.model, &pairs, &weights)?;
+                let mut model = adapted(run, &pairs, &weights)?;
                 self.take_up(&folder.join(ADAPTER_WEIGHTS), &mut model.parameters_mut())?;
                 Ok(model)
             }
@@ -203,12 +203,12 @@ impl Method {
 
 /// An adapter on the frozen base model, whose files need no memory any more, with the weights that are trained too.
 fn adapted(
-    base: &ModelFiles,
+    run: &TrainingRun<'_>,
     adapter: &Adapter,
     weights: &[Weight],
 ) -> Result<TrainModel, EngineError> {
-    let model = Llama::load(base)?;
-    base.release_memory();
+    let model = Llama::load_as(run.model, run.holding())?;
+    run.model.release_memory();
     TrainModel::with_weights(model, adapter, weights)
 }
 

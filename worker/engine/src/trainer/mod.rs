@@ -31,6 +31,7 @@ use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 use super::EngineError;
 use super::checkpoint::{RunIdentity, TrainerState};
 use super::data::{DatasetReport, Examples, Order, RowEncoder, Split, read_jsonl};
+use super::model::Holding;
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
 use memory::{Fit, Needs};
@@ -67,6 +68,16 @@ pub struct TrainingRun<'a> {
     pub resume_from: Option<PathBuf>,
     /// Memory that the run may take, in bytes.
     pub available_bytes: u64,
+}
+
+impl TrainingRun<'_> {
+    /// How the base model is held.
+    fn holding(&self) -> Holding {
+        match self.config.use_peft {
+            true => Holding::for_training(&self.config, self.model, self.available_bytes),
+            false => Holding::Unpacked,
+        }
+    }
 }
 
 /// Runs to the end, or until `is_stopped` says so: it is asked before every micro-batch.
@@ -122,6 +133,10 @@ pub fn train(
         Some(resumed) => method.go_on(run, resumed.folder())?,
         None => method.begin(run)?,
     };
+    on_event(TrainingEvent::Log {
+        level: LogLevel::Info,
+        line: model.model().held().to_string(),
+    });
     let mut optimizer = Optimizer::new(&run.config, &model.parameters_mut());
     if let Some(resumed) = &resumed {
         resumed.restore(&mut optimizer, &mut model)?;
@@ -168,7 +183,7 @@ fn fit(
     let ranks = method.ranks(model)?;
     let needs = Needs {
         model,
-        weight_bytes: model.parameter_count() * size_of::<f32>() as u64,
+        weight_bytes: run.holding().bytes(run.model),
         trained: method.trained(model)?,
         ranks: &ranks,
         trains_weights: method.trains_weights(),

@@ -238,6 +238,14 @@ impl ModelFiles {
         })
     }
 
+    /// The type that a weight is stored in, by its Hugging Face name, if there is one.
+    pub fn stored_type(&self, name: &str) -> Option<BlockType> {
+        match &self.source {
+            Source::Folder { weights, .. } => weights.stored(name).ok().map(|(stored, _)| stored),
+            Source::Gguf(model) => model.stored_type(name),
+        }
+    }
+
     fn gguf(&self) -> Option<&GgufModel> {
         match &self.source {
             Source::Gguf(model) => Some(model),
