@@ -58,7 +58,7 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
         weight_decay: 0.01,
         ..config()
     };
-    let modes: [(&str, &dyn Fn() -> TrainingConfig); 8] = [
+    let modes: [(&str, &dyn Fn() -> TrainingConfig); 9] = [
         ("as it is", &base),
         ("dropout", &|| TrainingConfig {
             lora_dropout: 0.1,
@@ -78,6 +78,10 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
         ("gradient checkpointing", &|| TrainingConfig {
             gradient_checkpointing: true,
             lora_dropout: 0.1,
+            ..base()
+        }),
+        ("a base model in four bits", &|| TrainingConfig {
+            load_in_4bit: true,
             ..base()
         }),
         ("all weights", &|| TrainingConfig {
@@ -104,6 +108,38 @@ fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
     for (mode, settings) in modes {
         println!("{mode}");
         goes_on_bit_for_bit(settings, &[1, 3, 5]);
+    }
+}
+
+#[test]
+fn a_quantised_base_model_learns_and_the_log_says_how_it_is_held() {
+    for (config, held) in [
+        (
+            TrainingConfig {
+                load_in_4bit: true,
+                ..config()
+            },
+            "matrices in Q4_1",
+        ),
+        (
+            TrainingConfig {
+                load_in_8bit: true,
+                ..config()
+            },
+            "matrices in Q8_0",
+        ),
+        (config(), "matrices in F32"),
+    ] {
+        let settings = TrainingConfig {
+            epochs: 6,
+            learning_rate: 1e-2,
+            ..config
+        };
+        let told = Bench::new(12).run(settings);
+        assert!(told.log.iter().any(|line| line.contains(held)), "{held}");
+        let losses: Vec<f64> = told.steps.iter().filter_map(|step| step.loss).collect();
+        let (first, last) = (losses[0], losses[losses.len() - 1]);
+        assert!(last < 0.9 * first, "{held}: {first} to {last}");
     }
 }
 
