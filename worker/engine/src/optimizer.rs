@@ -6,6 +6,7 @@ use trainyard_shared::training::TrainingConfig;
 
 use super::EngineError;
 use super::adapter::{read_tensor, write_tensors};
+use super::device::run;
 use super::model::Parameter;
 use super::ops::adamw::{AdamW, adamw_step};
 use super::ops::gradient_norm::{clip_factor, squared_norm};
@@ -51,6 +52,12 @@ impl Optimizer {
     /// Clips the gradients and updates the weights. Gives the norm of all gradients before clipping;
     /// where it is not finite, nothing is updated and the step does not count for AdamW.
     pub fn update(&mut self, parameters: &mut [Parameter<'_>], learning_rate: f64) -> f64 {
+        // On the engine's threads as a whole, rather than going to them and back for every parameter.
+        run(|| self.update_here(parameters, learning_rate))
+    }
+
+    /// [`Optimizer::update`] on the calling thread and its pool.
+    fn update_here(&mut self, parameters: &mut [Parameter<'_>], learning_rate: f64) -> f64 {
         let norm = parameters
             .iter()
             .map(|parameter| squared_norm(parameter.gradient))
