@@ -5,6 +5,7 @@ mod intake;
 mod preview;
 pub mod routes;
 pub mod store;
+mod stored_file;
 #[cfg(test)]
 mod tests;
 

@@ -248,3 +248,33 @@ async fn g070_data_smaller_than_a_batch_is_still_trained() {
         "the weights did not change"
     );
 }
+
+#[tokio::test]
+async fn every_format_is_taken_in_and_trained_on() {
+    let (_platform, _models, _worker, admin) = with_worker().await;
+    let golden = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/golden/parquet/text_zstd.parquet"
+    );
+    for (query, file, rows) in [
+        (
+            "name=a&format=json",
+            br#"[{"text":"abc"}, {"text":"def"}]"#.to_vec(),
+            2,
+        ),
+        ("name=a.csv", b"id,text\n1,abc\n2,\"d\ne\"\n".to_vec(), 2),
+        ("name=a.txt", b"abc\r\n\r\ndef\r\n".to_vec(), 2),
+        (
+            "name=a.parquet&max_bad_rows=1",
+            std::fs::read(golden).expect("a golden file"),
+            3,
+        ),
+    ] {
+        let made = admin.upload(query, file).await.ok();
+        let job_id = admin.job(job_on(made["id"].as_i64().expect("an id"))).await;
+        job_with_status(&admin, job_id, "completed").await;
+        let logs = admin.get(&format!("/api/jobs/{job_id}/logs")).await.ok();
+        let told = format!("training on {rows} rows");
+        assert!(logs.to_string().contains(&told), "{query}: {logs}");
+    }
+}

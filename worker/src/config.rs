@@ -12,9 +12,10 @@ use trainyard_shared::{Secret, WorkerType};
 use url::Url;
 
 use crate::connection::backoff::LONGEST_DELAY;
+use crate::engine::data::DEFAULT_CACHE_BYTES;
 
 pub(crate) use args::seconds;
-pub use args::{HubArgs, ModelArgs, RunArgs};
+pub use args::{FormatArgs, HubArgs, ModelArgs, RunArgs};
 
 /// A setting that cannot be used, named as the user writes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -37,6 +38,8 @@ pub struct WorkerConfig {
     pub worker_key: Option<Secret>,
     /// Identity, outbox, data sets and checkpoints (`STATE_DIR`).
     pub state_dir: PathBuf,
+    /// Bytes that tokenised data sets may take up in it (`TOKEN_CACHE_BYTES`).
+    pub token_cache_bytes: u64,
     /// Where base models are looked for and put.
     pub models: ModelSettings,
     /// How often `heartbeat` is sent (`HEARTBEAT_INTERVAL`).
@@ -99,6 +102,7 @@ impl WorkerConfig {
             platform_ca_file: None,
             worker_key: None,
             state_dir,
+            token_cache_bytes: DEFAULT_CACHE_BYTES,
             models,
             heartbeat_interval: Duration::from_secs(30),
             metrics_interval: Duration::from_secs(5),

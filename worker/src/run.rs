@@ -141,6 +141,7 @@ fn start(
         loaded: LoadedModels::new(free_memory_bytes),
         locks: PlaceLocks::default(),
         state_dir: config.state_dir.clone(),
+        token_cache_bytes: config.token_cache_bytes,
         device: config.device,
         worker_type: config.worker_type,
     };

@@ -21,5 +21,5 @@ pub mod transfers;
 
 pub use actor::{FinishTasks, Tasks};
 pub use command::TaskCommand;
-pub use context::TaskContext;
+pub use context::{TOKENS, TaskContext};
 pub use stop::{StopReason, StopSignal};

@@ -5,6 +5,8 @@ pub mod check;
 
 use clap::Subcommand;
 use serde_json::{Value, json};
+use std::path::Path;
+use trainyard_shared::dataset::DatasetFormat;
 
 use super::client::Platform;
 use super::error::CliError;
@@ -62,6 +64,13 @@ fn list_in_words(list: &Value) -> String {
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
     table(&["ID", "NAME", "ROWS", "SIZE", "SHAPES", "ADDED"], &rows)
+}
+
+/// The format of a file: as it was said, else by the end of its name, else JSON lines.
+fn format_of(file: &Path, said: Option<DatasetFormat>) -> DatasetFormat {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    said.or_else(|| DatasetFormat::of_file_name(&name))
+        .unwrap_or_default()
 }
 
 /// How many rows there are of each shape, as `120 messages, 3 text`.

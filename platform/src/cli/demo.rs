@@ -207,7 +207,10 @@ async fn upload(platform: &Platform) -> Result<Value, CliError> {
         .request(Method::POST, &["api", "datasets"])?
         .query(&[
             ("name", "yard foreman"),
-            ("format", trainyard_shared::dataset::JSONL),
+            (
+                "format",
+                trainyard_shared::dataset::DatasetFormat::Jsonl.as_str(),
+            ),
         ])
         .body(chats::json_lines());
     platform.json(request).await

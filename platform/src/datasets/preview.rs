@@ -1,85 +1,113 @@
 //! Shows the first rows of a data set without reading all of it.
 
+use std::io::Cursor;
+use std::sync::Arc;
+
 use futures_util::StreamExt;
 use serde::Serialize;
 use serde_json::Value;
-use trainyard_shared::dataset::{LineSplitter, RowShape, parse_row};
-use trainyard_shared::json;
+use trainyard_datasets::{DatasetError, Record, Records};
+use trainyard_shared::dataset::{DatasetFormat, RowShape};
 use utoipa::ToSchema;
 
+use super::stored_file::StoredFile;
 use crate::error::ApiError;
 use crate::storage::{ByteRange, ObjectStore, StorageError, StorageKey};
 
-/// So much of a file is looked at.
+/// So much of a file is looked at, unless it is a Parquet file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// One line of a data set.
+/// Begins the reading.
+type Opening = Box<dyn FnOnce() -> Result<Records, DatasetError> + Send>;
+
+/// One row of a data set.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PreviewedLine {
-    /// The line's number, from 1.
+    /// The line on which the row begins, from 1; in a Parquet file the row's number.
     line: u64,
-    /// The row's shape; null where the line is no row.
+    /// The place in words: `line 3`, `element 2 (line 17)`, `row 5`.
+    place: String,
+    /// The row's shape; null where it is no row.
     #[schema(value_type = Option<String>)]
     shape: Option<RowShape>,
-    /// The row as it stands in the file.
+    /// The row as it stands in the file; of columns those that rows are made of.
     row: Option<Value>,
-    /// Why the line is no row.
+    /// Why it is no row.
     problem: Option<String>,
 }
 
-/// The first `limit` lines that lie wholly within the first MiB of the file.
+/// The first `limit` rows; those that lie wholly within the first MiB of the file, unless it is a Parquet file.
 pub(super) async fn first_lines(
-    storage: &dyn ObjectStore,
-    key: &StorageKey,
+    storage: Arc<dyn ObjectStore>,
+    key: StorageKey,
+    format: DatasetFormat,
     limit: usize,
 ) -> Result<Vec<PreviewedLine>, ApiError> {
-    let mut object = storage
-        .open(key, Some(ByteRange::FromTo(0, MAX_BYTES - 1)))
-        .await?;
-    let is_whole = object.length == object.info.size_bytes;
-    let (mut splitter, mut lines) = (LineSplitter::new(), Vec::new());
-    let mut take = |number, line: &[u8]| {
-        if lines.len() < limit {
-            lines.push(previewed(number, line));
+    let size_bytes = storage.info(&key).await?.size_bytes;
+    let (records, is_whole): (Opening, bool) = match format {
+        DatasetFormat::Parquet => {
+            let file = Arc::new(StoredFile::new(storage, key, size_bytes));
+            (Box::new(move || Records::parquet(file)), true)
+        }
+        format => {
+            let start = beginning(storage.as_ref(), &key).await?;
+            let is_whole = start.len() as u64 == size_bytes;
+            let bytes = Box::new(Cursor::new(start));
+            (Box::new(move || Records::stream(bytes, format)), is_whole)
         }
     };
+    let read = move || {
+        let mut records = records()?;
+        let mut found: Vec<Record> = Vec::new();
+        while found.len() <= limit {
+            match records.next() {
+                Some(Ok(record)) => found.push(record),
+                // The part that is looked at breaks off within a row.
+                Some(Err(error)) if is_whole => return Err(error),
+                Some(Err(_)) => break,
+                None => {
+                    if !is_whole {
+                        found.pop();
+                    }
+                    break;
+                }
+            }
+        }
+        found.truncate(limit);
+        Ok::<_, DatasetError>(found.iter().map(previewed).collect())
+    };
+    tokio::task::spawn_blocking(read)
+        .await
+        .map_err(ApiError::internal)?
+        .map_err(ApiError::internal)
+}
+
+/// The first MiB of an object, or all of it.
+async fn beginning(storage: &dyn ObjectStore, key: &StorageKey) -> Result<Vec<u8>, ApiError> {
+    let range = ByteRange::FromTo(0, MAX_BYTES - 1);
+    let mut object = storage.open(key, Some(range)).await?;
+    let mut start = Vec::new();
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk.map_err(|source| StorageError::Io {
             operation: "read",
             key: key.to_string(),
             source,
         })?;
-        splitter.feed(&chunk, |number, line| {
-            if let Ok(line) = line {
-                take(number, line);
-            }
-        });
+        start.extend_from_slice(&chunk);
     }
-    if is_whole {
-        splitter.finish(|number, line| {
-            if let Ok(line) = line {
-                take(number, line);
-            }
-        });
-    }
-    Ok(lines)
+    Ok(start)
 }
 
-fn previewed(number: u64, line: &[u8]) -> PreviewedLine {
-    match parse_row(line) {
-        Ok(row) => PreviewedLine {
-            line: number,
-            shape: Some(row.shape()),
-            row: std::str::from_utf8(line)
-                .ok()
-                .and_then(|text| json::parse(text).ok()),
-            problem: None,
-        },
-        Err(problem) => PreviewedLine {
-            line: number,
-            shape: None,
-            row: None,
-            problem: Some(problem.to_string()),
-        },
+fn previewed(record: &Record) -> PreviewedLine {
+    let (shape, row, problem) = match record.row() {
+        Ok(row) => (Some(row.shape()), record.to_json(), None),
+        Err(problem) => (None, None, Some(problem.to_string())),
+    };
+    PreviewedLine {
+        line: record.place.number(),
+        place: record.place.to_string(),
+        shape,
+        row,
+        problem,
     }
 }

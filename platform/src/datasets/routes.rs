@@ -5,7 +5,7 @@ use actix_web::{HttpRequest, HttpResponse, web};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use trainyard_shared::dataset::JSONL;
+use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::ids::DatasetId;
 use utoipa::{IntoParams, ToSchema};
 
@@ -45,7 +45,7 @@ pub struct DatasetView {
     #[schema(value_type = std::collections::BTreeMap<String, u64>)]
     row_shapes: Value,
     /// The first bad rows.
-    #[schema(value_type = Vec<trainyard_shared::dataset::LineProblem>)]
+    #[schema(value_type = Vec<trainyard_datasets::LineProblem>)]
     problems: Value,
     /// Always true: what is not accepted is not kept.
     accepted: bool,
@@ -104,7 +104,8 @@ pub async fn list(
 pub struct UploadQuery {
     /// What to call the data set.
     name: String,
-    /// `jsonl`, which it is when absent.
+    /// `jsonl`, `json`, `csv`, `tsv`, `parquet` or `text`; all but Parquet may be packed with gzip or zstd. When absent,
+    /// the end of `name` tells it (`chats.csv`), and else it is `jsonl`.
     format: Option<String>,
     /// Bad rows that are put up with (and skipped in training); none when absent.
     max_bad_rows: Option<u64>,
@@ -116,7 +117,7 @@ pub struct UploadQuery {
     responses(
         (status = 201, body = DatasetView, description = "kept"),
         (status = 413, description = "larger than MAX_UPLOAD_BYTES"),
-        (status = 422, description = "more bad rows than allowed, or no rows; the report is in `details`"),
+        (status = 422, description = "more bad rows than allowed, no rows, or a file that is not of its format or damaged; the report is in `details`"),
         (status = 507, description = "the disk is full"),
     ))]
 pub async fn upload(
@@ -169,14 +170,17 @@ fn check(
         );
         problems.push(FieldProblem::new("name", message));
     }
-    let format = query.format.unwrap_or_else(|| JSONL.to_owned());
-    if format != JSONL {
-        let hint = Some(JSONL.to_owned());
+    let format = match &query.format {
+        None => Ok(DatasetFormat::of_file_name(&name).unwrap_or_default()),
+        Some(word) => word.parse::<DatasetFormat>(),
+    };
+    let format = format.unwrap_or_else(|error| {
         problems.push(FieldProblem {
-            hint,
-            ..FieldProblem::new("format", format!("{format:?} is not supported"))
+            hint: Some(DatasetFormat::names()),
+            ..FieldProblem::new("format", error.to_string())
         });
-    }
+        DatasetFormat::default()
+    });
     if !problems.is_empty() {
         return Err(ApiError::invalid(problems));
     }
@@ -206,20 +210,20 @@ pub async fn get(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct PreviewQuery {
-    /// Lines, 1 to 100; 10 when absent.
+    /// Rows, 1 to 100; 10 when absent.
     limit: Option<usize>,
 }
 
-/// The first lines of a data set.
+/// The first rows of a data set.
 #[derive(Serialize, ToSchema)]
 pub struct Preview {
     items: Vec<PreviewedLine>,
 }
 
-/// Shows the first lines of a data set.
+/// Shows the first rows of a data set.
 #[utoipa::path(get, path = "/api/datasets/{id}/preview", tag = "data sets", params(("id" = i64, Path), PreviewQuery),
     responses(
-        (status = 200, body = Preview, description = "the first lines"),
+        (status = 200, body = Preview, description = "the first rows"),
         (status = 404, description = "no such data set"),
     ))]
 pub async fn preview(
@@ -237,7 +241,11 @@ pub async fn preview(
     }
     let dataset = visible(&state, &user, id).await?;
     let key = StorageKey::parse(&dataset.storage_key)?;
-    let items = preview::first_lines(state.storage.as_ref(), &key, limit).await?;
+    let format = dataset
+        .format
+        .parse::<DatasetFormat>()
+        .map_err(ApiError::internal)?;
+    let items = preview::first_lines(state.storage.clone(), key, format, limit).await?;
     Ok(web::Json(Preview { items }))
 }
 

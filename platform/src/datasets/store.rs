@@ -2,7 +2,8 @@
 
 use chrono::NaiveDateTime;
 use diesel::prelude::*;
-use trainyard_shared::dataset::RowReport;
+use trainyard_datasets::RowReport;
+use trainyard_shared::dataset::DatasetFormat;
 
 use crate::database::schema::datasets;
 use crate::database::{DatabaseError, DbConnection, last_insert_id};
@@ -50,14 +51,14 @@ pub(super) fn insert_uploading(
     connection: &mut DbConnection,
     owner_id: i64,
     name: &str,
-    format: &str,
+    format: DatasetFormat,
     now: NaiveDateTime,
 ) -> Result<i64, DatabaseError> {
     diesel::insert_into(datasets::table)
         .values((
             datasets::owner_id.eq(owner_id),
             datasets::name.eq(name),
-            datasets::format.eq(format),
+            datasets::format.eq(format.as_str()),
             datasets::storage_key.eq(""),
             datasets::state.eq(UPLOADING),
             datasets::created_at.eq(now),
@@ -65,9 +66,14 @@ pub(super) fn insert_uploading(
         .execute(connection)?;
     let id = last_insert_id(connection)?;
     diesel::update(datasets::table.find(id))
-        .set(datasets::storage_key.eq(format!("datasets/{id}/data.{format}")))
+        .set(datasets::storage_key.eq(storage_key(id, format)))
         .execute(connection)?;
     Ok(id)
+}
+
+/// Where the file of a data set is kept.
+pub(super) fn storage_key(id: i64, format: DatasetFormat) -> String {
+    format!("datasets/{id}/data.{format}")
 }
 
 /// Makes an uploaded data set visible.

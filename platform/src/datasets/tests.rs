@@ -4,8 +4,11 @@ use reqwest::{Method, header};
 use serde_json::json;
 use std::path::Path;
 use tokio::io::AsyncWriteExt;
+use trainyard_shared::dataset::DatasetFormat;
 
 use crate::testing::{Platform, answer, eventually};
+
+mod formats;
 
 const CHAT: &str =
     r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
@@ -133,7 +136,7 @@ async fn uploads_that_cannot_be_taken_are_refused_by_what_is_wrong() {
     for (query, field) in [
         ("format=jsonl", "name"),
         ("name=", "name"),
-        ("name=x&format=csv", "format"),
+        ("name=x&format=xlsx", "format"),
         ("name=x&name=y", "name"),
         ("name=x&max_bad_rows=-1", "query"),
         ("name=x&nmae=y", "nmae"),
@@ -259,7 +262,7 @@ async fn g043_uploads_and_deletions_that_a_crash_interrupted_are_cleared_away() 
         .database
         .write::<_, DatabaseError, _>(move |c| {
             store::mark_deleting(c, id)?;
-            store::insert_uploading(c, 1, "half-made", "jsonl", now())
+            store::insert_uploading(c, 1, "half-made", DatasetFormat::Jsonl, now())
         })
         .await
         .unwrap();

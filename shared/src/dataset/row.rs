@@ -138,6 +138,20 @@ pub enum RowProblem {
     },
 }
 
+/// The keys that rows are made of. All others are ignored.
+pub const ROW_KEYS: [&str; 10] = [
+    "messages",
+    "conversations",
+    "system",
+    "instruction",
+    "input",
+    "output",
+    "prompt",
+    "completion",
+    "text",
+    "tools",
+];
+
 /// Reads one line as a row.
 ///
 /// # Errors
@@ -156,40 +170,49 @@ pub fn parse_row(line: &[u8]) -> Result<Row, RowProblem> {
             found: json::kind(&value),
         });
     };
-    if is_given(row.get("tools")) {
-        return Err(field("tools", "rows with tools are not supported"));
-    }
-    if is_given(row.get("messages")) {
-        Ok(Row::Messages(turns(&row, "messages", message_turn)?))
-    } else if is_given(row.get("conversations")) {
-        let mut chat = turns(&row, "conversations", sharegpt_turn)?;
-        if let Some(content) = optional_text(&row, "system")? {
-            chat.insert(
-                0,
-                Turn {
-                    role: Role::System,
-                    content,
-                },
-            );
-        }
-        Ok(Row::Conversations(chat))
-    } else if is_given(row.get("instruction")) {
-        Ok(Row::Instruction {
-            system: optional_text(&row, "system")?,
-            instruction: not_empty(text_of(&row, "instruction")?, "instruction")?,
-            input: optional_text(&row, "input")?,
-            output: text_of(&row, "output")?,
-        })
-    } else if is_given(row.get("prompt")) || is_given(row.get("completion")) {
-        prompt_completion(&row)
-    } else if is_given(row.get("text")) {
-        Ok(Row::Text(text_of(&row, "text")?))
-    } else {
-        Err(unknown_shape(&row))
-    }
+    Row::from_keys(&row)
 }
 
 impl Row {
+    /// The row that these keys and values make.
+    ///
+    /// # Errors
+    ///
+    /// Why they make none.
+    pub fn from_keys(row: &Map<String, Value>) -> Result<Self, RowProblem> {
+        if is_given(row.get("tools")) {
+            return Err(field("tools", "rows with tools are not supported"));
+        }
+        if is_given(row.get("messages")) {
+            Ok(Row::Messages(turns(row, "messages", message_turn)?))
+        } else if is_given(row.get("conversations")) {
+            let mut chat = turns(row, "conversations", sharegpt_turn)?;
+            if let Some(content) = optional_text(row, "system")? {
+                chat.insert(
+                    0,
+                    Turn {
+                        role: Role::System,
+                        content,
+                    },
+                );
+            }
+            Ok(Row::Conversations(chat))
+        } else if is_given(row.get("instruction")) {
+            Ok(Row::Instruction {
+                system: optional_text(row, "system")?,
+                instruction: not_empty(text_of(row, "instruction")?, "instruction")?,
+                input: optional_text(row, "input")?,
+                output: text_of(row, "output")?,
+            })
+        } else if is_given(row.get("prompt")) || is_given(row.get("completion")) {
+            prompt_completion(row)
+        } else if is_given(row.get("text")) {
+            Ok(Row::Text(text_of(row, "text")?))
+        } else {
+            Err(unknown_shape(row))
+        }
+    }
+
     /// The row's shape.
     pub const fn shape(&self) -> RowShape {
         match self {

@@ -3,18 +3,21 @@
 //! again, pieces are as good as the whole), it is asserted.
 
 use std::cell::OnceCell;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use chrono::{DateTime, Local};
 use serde_json::Value;
 use tempfile::TempDir;
+use trainyard_datasets::{ReadAt, Records, RowReport, report_on};
 use trainyard_engine::adapter::{self, AdapterConfig};
 use trainyard_engine::chat_template::ChatTemplate;
 use trainyard_engine::gguf::{GgufModel, read_structure};
 use trainyard_engine::model::{Architecture, ModelConfig, RopeScaling};
 use trainyard_engine::tokenizer::SpecialTokens;
 use trainyard_engine::weights::SafetensorsFile;
-use trainyard_shared::dataset::{Role, RowChecker, Turn, parse_row};
+use trainyard_shared::dataset::{DatasetFormat, Role, Turn, parse_row};
 use trainyard_shared::json;
 use trainyard_shared::message::{FromDashboard, FromWorker, ToDashboard, ToWorker};
 use trainyard_shared::training::TrainingConfig;
@@ -34,6 +37,11 @@ pub const TARGETS: &[Target] = &[
     target("message", message),
     target("training_config", training_config),
     target("dataset_rows", dataset_rows),
+    Target {
+        // Pages and dictionaries that are held at once.
+        base_bytes: 256 * MIB,
+        ..target("parquet", parquet)
+    },
     target("safetensors", safetensors),
     target("gguf", gguf),
     target("adapter_config", adapter_config),
@@ -90,23 +98,70 @@ fn parsed(input: &[u8]) -> Option<Value> {
     json::parse(std::str::from_utf8(input).ok()?).ok()
 }
 
-/// A data set of JSON lines. The first byte says in how large pieces it comes.
+/// A data set in any format that is read as a stream. The first byte says in which, and in how large pieces it comes.
 pub fn dataset_rows(input: &[u8]) {
     let Some((piece, file)) = input.split_first() else {
         return;
     };
-    let mut whole = RowChecker::new();
-    whole.feed(file);
-    let mut pieces = RowChecker::new();
-    file.chunks(usize::from(*piece) + 1)
-        .for_each(|piece| pieces.feed(piece));
+    let formats = DatasetFormat::ALL.map(|format| match format {
+        DatasetFormat::Parquet => DatasetFormat::Jsonl,
+        other => other,
+    });
+    let format = formats[usize::from(*piece) % formats.len()];
+    let report = |piece_bytes| -> RowReport {
+        let pieces = Pieces {
+            bytes: file.to_vec(),
+            at: 0,
+            piece_bytes,
+        };
+        report_on(Records::stream(Box::new(pieces), format)).expect("memory can be read")
+    };
     assert_eq!(
-        whole.finish(),
-        pieces.finish(),
+        report(file.len().max(1)),
+        report(usize::from(*piece) + 1),
         "pieces are as good as the whole"
     );
     // Whether a single row is good, the report does not tell.
     let _ = parse_row(file);
+}
+
+/// Bytes that come in pieces.
+struct Pieces {
+    bytes: Vec<u8>,
+    at: usize,
+    piece_bytes: usize,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let left = &self.bytes[self.at..];
+        let count = left.len().min(into.len()).min(self.piece_bytes);
+        into[..count].copy_from_slice(&left[..count]);
+        self.at += count;
+        Ok(count)
+    }
+}
+
+/// A Parquet file.
+pub fn parquet(input: &[u8]) {
+    let report = report_on(Records::parquet(Arc::new(Memory(input.to_vec()))));
+    report.expect("memory can be read");
+}
+
+/// Bytes that are read at any place.
+struct Memory(Vec<u8>);
+
+impl ReadAt for Memory {
+    fn size_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let from = usize::try_from(offset).map_err(io::Error::other)?;
+        let found = self.0.get(from..).and_then(|rest| rest.get(..into.len()));
+        into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
 }
 
 /// A safetensors file.

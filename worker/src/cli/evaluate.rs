@@ -13,9 +13,9 @@ use trainyard_shared::training::TrainOn;
 use super::error::CliError;
 use super::output::{Output, remark};
 use super::signals::stop_when_asked_to_end;
-use crate::config::ModelArgs;
+use crate::config::{FormatArgs, ModelArgs};
 use crate::engine::adapter;
-use crate::engine::data::{RowEncoder, read_jsonl};
+use crate::engine::data::{RowEncoder, read_examples};
 use crate::engine::evaluate::{Evaluated, Evaluation, evaluate};
 use crate::engine::model::{Holding, Llama};
 use crate::engine::weights::ModelFiles;
@@ -30,9 +30,11 @@ pub struct Options {
     /// Folder of a LoRA adapter in PEFT's form
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// The data: JSON lines in any form that training takes
+    /// The data, in any form that training takes
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+    #[command(flatten)]
+    format: FormatArgs,
     /// Rows that are computed at once; the figures are the same whatever it is
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
@@ -49,6 +51,8 @@ pub struct Options {
 /// Measures and prints the figures.
 pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let settings = options.models.model_settings()?;
+    let token_cache = options.models.token_cache()?;
+    let data = options.format.data_file(&options.data);
     let path = super::model::find(&options.model, Path::new(""), settings)?;
     let files = ModelFiles::open(&path)?;
     let stop = StopSignal::default();
@@ -61,7 +65,13 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         max_length: (options.max_length as usize).min(files.config.max_position_embeddings),
         vocab_size: files.config.vocab_size,
     };
-    let read = read_jsonl(&options.data, &encoder, options.max_bad_rows, &is_stopped);
+    let read = read_examples(
+        &data,
+        &encoder,
+        options.max_bad_rows,
+        &token_cache,
+        &is_stopped,
+    );
     if is_stopped() {
         return Err(stopped(0));
     }

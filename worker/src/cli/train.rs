@@ -26,7 +26,7 @@ use show::Show;
 /// Options of `train`.
 #[derive(Args)]
 pub struct Options {
-    /// The job: `dataset` (a file of JSON lines), `model` (a folder, a .gguf file or a hub name) and a
+    /// The job: `dataset` (a file: jsonl, json, csv, tsv, parquet or text), `model` (a folder, a .gguf file or a hub name) and a
     /// `[config]` table as in POST /api/jobs
     #[arg(value_name = "JOB.toml")]
     job: PathBuf,
@@ -46,6 +46,7 @@ const NEWEST: &str = "latest";
 /// Trains.
 pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     let job = JobFile::read(&options.job)?;
+    let token_cache = options.models.token_cache()?;
     let model_path =
         super::model::find(&job.model, job.folder(), options.models.model_settings()?)?;
     let resume_from = checkpoint(&job.config, &options.output, &job)?;
@@ -59,6 +60,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         output_dir: options.output.clone(),
         resume_from,
         available_bytes: free_memory_bytes(),
+        token_cache,
     };
     let stop = StopSignal::default();
     stop_when_asked_to_end(&stop)?;

@@ -1,10 +1,11 @@
 //! Settings as the command line and the environment give them, under the same names.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::{Secret, WorkerType};
 use url::Url;
 
@@ -12,6 +13,8 @@ use super::{
     ConfigError, Device, HUB_ENDPOINT, LinkTimeouts, ModelSettings, PlatformAddress, WorkerConfig,
 };
 use crate::connection::backoff::LONGEST_DELAY;
+use crate::engine::data::{DEFAULT_CACHE_BYTES, DataFile, TokenCache};
+use crate::tasks::TOKENS;
 
 /// Settings of everything that needs a base model: `run`, `train`, `generate`.
 #[derive(Debug, Clone, Args)]
@@ -23,6 +26,9 @@ pub struct ModelArgs {
     /// Base models, as folders `org/name` or files `org/name.gguf` [default: STATE_DIR/models]
     #[arg(long, env = "MODELS_DIR", value_name = "DIR", value_parser = path())]
     pub models_dir: Option<PathBuf>,
+    /// Bytes that tokenised data sets may take up in STATE_DIR/tokens; the least recently used are deleted
+    #[arg(long, env = "TOKEN_CACHE_BYTES", default_value_t = DEFAULT_CACHE_BYTES, value_name = "BYTES")]
+    pub token_cache_bytes: u64,
     /// What trains: `auto` or `cpu`
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub device: Device,
@@ -50,6 +56,16 @@ impl ModelArgs {
         }
     }
 
+    /// Where tokenised data sets are kept.
+    ///
+    /// # Errors
+    ///
+    /// As [`ModelArgs::state_dir`].
+    pub fn token_cache(&self) -> Result<TokenCache, ConfigError> {
+        let folder = self.state_dir()?.join(TOKENS);
+        Ok(TokenCache::new(folder).with_limit(self.token_cache_bytes))
+    }
+
     /// Where models are looked for.
     ///
     /// # Errors
@@ -61,6 +77,23 @@ impl ModelArgs {
             None => self.state_dir()?.join("models"),
         };
         Ok(self.hub.model_settings(models_dir))
+    }
+}
+
+/// Format of a data set's file.
+#[derive(Debug, Clone, Args)]
+pub struct FormatArgs {
+    /// The file's format: jsonl, json, csv, tsv, parquet or text [default: by the end of its name, else jsonl]
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<DatasetFormat>,
+}
+
+impl FormatArgs {
+    /// The data set in a file.
+    pub fn data_file(&self, path: &Path) -> DataFile {
+        let mut file = DataFile::by_name(path);
+        file.format = self.format.unwrap_or(file.format);
+        file
     }
 }
 
@@ -143,6 +176,7 @@ impl RunArgs {
             platform_ca_file: set_path(&self.platform_ca_file),
             worker_key: set(&self.worker_key),
             state_dir,
+            token_cache_bytes: self.models.token_cache_bytes,
             heartbeat_interval: self.heartbeat_interval,
             metrics_interval: self.metrics_interval,
             reconnect_delay: self.reconnect_delay,

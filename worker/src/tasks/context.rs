@@ -9,7 +9,11 @@ use super::loaded::LoadedModels;
 use super::locks::PlaceLocks;
 use crate::config::Device;
 use crate::connection::Reports;
+use crate::engine::data::TokenCache;
 use crate::platform_files::PlatformFiles;
+
+/// Folder of tokenised data sets in the state directory.
+pub const TOKENS: &str = "tokens";
 
 /// What every task needs of the worker. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -26,8 +30,17 @@ pub struct TaskContext {
     pub locks: PlaceLocks,
     /// Data sets, adapters and the jobs' own folders lie in it.
     pub state_dir: PathBuf,
+    /// Bytes that tokenised data sets may take up in it.
+    pub token_cache_bytes: u64,
     /// What computes.
     pub device: Device,
     /// What the worker takes.
     pub worker_type: WorkerType,
+}
+
+impl TaskContext {
+    /// Where tokenised data sets are kept.
+    pub fn token_cache(&self) -> TokenCache {
+        TokenCache::new(self.state_dir.join(TOKENS)).with_limit(self.token_cache_bytes)
+    }
 }

@@ -1,16 +1,17 @@
 //! Data sets on this machine: fetched once for all that use them, and deleted when nobody has for long.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use trainyard_shared::dataset::JSONL;
+use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::message::DatasetSource;
 use trainyard_shared::{FailureKind, Secret};
 
 use super::TaskContext;
 use super::failure::Failure;
 use super::transfers::{Download, TransferError};
+use crate::engine::data::DataFile;
 use crate::files::is_digest;
 
 /// Data sets that nobody has used for so long are deleted.
@@ -27,30 +28,31 @@ pub(super) async fn fetch_dataset(
     context: &TaskContext,
     own_dir: &Path,
     renew: impl AsyncFn() -> Result<Option<Secret>, TransferError>,
-) -> Result<PathBuf, Failure> {
-    if source.format != JSONL {
-        return Err(Failure::new(
-            FailureKind::BadData,
-            format!(
-                "data sets in the format `{}` are not read by this worker",
-                source.format
-            ),
-        ));
-    }
-    let destination = match source.sha256.as_deref().filter(|digest| is_digest(digest)) {
+) -> Result<DataFile, Failure> {
+    let format = source
+        .format
+        .parse::<DatasetFormat>()
+        .map_err(|error| Failure::new(FailureKind::BadData, format!("dataset.format: {error}")))?;
+    let digest = source.sha256.as_deref().filter(|digest| is_digest(digest));
+    let destination = match digest {
         Some(digest) => {
             let cache = context.state_dir.join("datasets");
             fs::create_dir_all(&cache)
                 .map_err(|source| TransferError::io("create", &cache, source))?;
             delete_unused(&cache);
-            cache.join(format!("{}.jsonl", digest.to_ascii_lowercase()))
+            cache.join(format!("{}.{format}", digest.to_ascii_lowercase()))
         }
-        None => own_dir.join("data.jsonl"),
+        None => own_dir.join(format!("data.{format}")),
+    };
+    let file = DataFile {
+        path: destination.clone(),
+        format,
+        sha256: digest.map(str::to_owned),
     };
     let _lock = context.locks.lock(&destination).await;
     if is_there(&destination, source) {
         touch(&destination);
-        return Ok(destination);
+        return Ok(file);
     }
     let download = Download {
         name: &source.storage_path,
@@ -65,7 +67,7 @@ pub(super) async fn fetch_dataset(
         .http()
         .download(&download, renew, |_| {})
         .await?;
-    Ok(destination)
+    Ok(file)
 }
 
 /// Files get their names only after their digest was checked, so length is enough to tell a whole one.

@@ -6,13 +6,12 @@
 //! 3. The engine measures on a thread of its own and tells how far it is.
 //! 4. The end is put into the outbox: completed or failed, a stopped one as failed with `cancelled`.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
-use trainyard_shared::dataset::JSONL;
+use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::ids::{DatasetId, EvaluationId, MessageId};
 use trainyard_shared::message::{
     BaseModel, DatasetSource, EvaluationCompleted, EvaluationCompletedData, EvaluationFailed,
@@ -31,7 +30,7 @@ use super::transfers::TransferError;
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::engine::adapter;
-use crate::engine::data::{RowEncoder, read_jsonl};
+use crate::engine::data::{DataFile, RowEncoder, TokenCache, read_examples};
 use crate::engine::evaluate::{Evaluated, Evaluation, evaluate};
 
 /// Evaluations that wait or run; further ones are refused.
@@ -111,7 +110,8 @@ enum Metric {
 struct Prepared {
     model: Arc<LoadedModel>,
     adapter: Option<AdapterFiles>,
-    dataset: PathBuf,
+    dataset: DataFile,
+    token_cache: TokenCache,
     max_bad_rows: u64,
     batch_size: usize,
     max_length: usize,
@@ -218,6 +218,7 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
         model,
         adapter,
         dataset,
+        token_cache: context.token_cache(),
         max_bad_rows: source.max_bad_rows.unwrap_or(0),
         batch_size,
         _own_dir: own_dir,
@@ -249,15 +250,13 @@ fn plain_dataset(url: &str) -> Result<DatasetSource, Failure> {
         )));
     }
     let without_query = url.split(['?', '#']).next().unwrap_or(url);
+    let name = without_query.rsplit('/').next().unwrap_or_default();
+    let format = DatasetFormat::of_file_name(name).unwrap_or_default();
     Ok(DatasetSource {
         // Addresses count as secrets and are not shown.
-        storage_path: without_query
-            .rsplit('/')
-            .next()
-            .unwrap_or_default()
-            .to_owned(),
+        storage_path: name.to_owned(),
         download_url: Secret::from(url.to_owned()),
-        format: JSONL.to_owned(),
+        format: format.to_string(),
         id: DatasetId(1),
         sha256: None,
         size_bytes: None,
@@ -292,7 +291,13 @@ impl Prepared {
             vocab_size: self.model.config().vocab_size,
         };
         let is_stopped = || stop.is_set();
-        let read = read_jsonl(&self.dataset, &encoder, self.max_bad_rows, &is_stopped);
+        let read = read_examples(
+            &self.dataset,
+            &encoder,
+            self.max_bad_rows,
+            &self.token_cache,
+            &is_stopped,
+        );
         if is_stopped() {
             return Ok(Evaluated::Stopped);
         }
@@ -382,6 +387,9 @@ mod tests {
     fn a_plain_address_is_fetched_and_anything_else_is_refused() {
         let source = plain_dataset("https://x.example/a/eval.jsonl?sig=secret").unwrap();
         assert_eq!(source.storage_path, "eval.jsonl");
+        assert_eq!(source.format, "jsonl");
+        let packed = plain_dataset("https://x.example/eval.csv.gz?a=b.jsonl").unwrap();
+        assert_eq!(packed.format, "csv");
         let refused = plain_dataset("datasets/43/eval.jsonl").unwrap_err();
         assert!(refused.message.starts_with("dataset: "), "{refused:?}");
     }

@@ -9,6 +9,7 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use tokio::fs::File;
 use tokio_util::io::ReaderStream;
+use trainyard_shared::dataset::DatasetFormat;
 
 use super::shapes_in_words;
 use crate::cli::client::Platform;
@@ -26,9 +27,9 @@ pub struct Options {
     /// The data set's name; else the file's.
     #[arg(long)]
     name: Option<String>,
-    /// The file's format.
-    #[arg(long, default_value = trainyard_shared::dataset::JSONL)]
-    format: String,
+    /// The file's format: jsonl, json, csv, tsv, parquet or text; else the end of its name tells it, else it is jsonl.
+    #[arg(long)]
+    format: Option<DatasetFormat>,
     /// Take the data set although it has up to so many bad rows; they are skipped in training.
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     max_bad_rows: u64,
@@ -50,9 +51,10 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
         .file_name()
         .map(|name| name.to_string_lossy().into_owned());
     let name = options.name.clone().or(file_name).unwrap_or_default();
+    let format = super::format_of(&options.file, options.format);
     let query = [
         ("name", name),
-        ("format", options.format.clone()),
+        ("format", format.to_string()),
         ("max_bad_rows", options.max_bad_rows.to_string()),
     ];
 
@@ -63,7 +65,7 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
     let request = platform
         .request(Method::POST, &["api", "datasets"])?
         .query(&query)
-        .header(header::CONTENT_TYPE, "application/x-ndjson")
+        .header(header::CONTENT_TYPE, "application/octet-stream")
         .header(header::CONTENT_LENGTH, metadata.len())
         .body(Body::wrap_stream(chunks));
     let made = platform.json(request).await;
@@ -83,8 +85,8 @@ fn made_in_words(dataset: &Value) -> String {
     );
     for problem in dataset["problems"].as_array().into_iter().flatten() {
         words.push_str(&format!(
-            "\n  line {}: {}",
-            cell(problem, "/line"),
+            "\n  {}: {}",
+            cell(problem, "/place"),
             cell(problem, "/message")
         ));
     }

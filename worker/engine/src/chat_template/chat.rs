@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use chrono::{DateTime, Local};
+use sha2::{Digest, Sha256};
 use trainyard_shared::dataset::{Role, Turn};
 
 use super::ChatTemplate;
@@ -61,6 +62,25 @@ impl Chat {
     /// The tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    /// Digest of everything that the tokens of a chat or text depend on, in hexadecimal. The time is part of it only
+    /// where the template asks for it.
+    ///
+    /// # Errors
+    /// [`EngineError::Tokenizer`] where the tokenizer cannot be written out.
+    pub fn digest(&self) -> Result<String, EngineError> {
+        let mut hasher = Sha256::new();
+        for part in [
+            self.tokenizer.to_text()?,
+            format!("{:?}", self.tokenizer.special()),
+            self.template.source().to_owned(),
+            self.template.time_it_tells(),
+        ] {
+            hasher.update((part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        Ok(hex::encode(hasher.finalize()))
     }
 
     /// Whether the model brought its own template.

@@ -27,6 +27,7 @@ const CHATML: &str = r"{% for message in messages %}{{ '<|im_start|>' + message[
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
+    now: DateTime<Local>,
     special: SpecialTokens,
 }
 
@@ -59,6 +60,7 @@ impl ChatTemplate {
         Ok(Self {
             environment,
             source: source.to_owned(),
+            now,
             special,
         })
     }
@@ -75,6 +77,15 @@ impl ChatTemplate {
         };
         let source = format!("{{% set end_of_turn = {end} %}}{CHATML}");
         Self::new(&source, tokenizer.special().clone(), now)
+    }
+
+    /// The time that is written into chats; empty where the template does not ask for it.
+    pub fn time_it_tells(&self) -> String {
+        if self.source.contains("strftime_now") {
+            self.now.to_rfc3339()
+        } else {
+            String::new()
+        }
     }
 
     /// The template's source.

@@ -82,6 +82,34 @@ impl RowEncoder<'_> {
         example.truncated |= example.ids.len() > self.max_length;
         example.ids.truncate(self.max_length);
         example.trained.truncate(self.max_length);
+        self.checked(example)
+    }
+
+    /// A document of a plain text, as many examples as it needs: nothing of it is cut away. Each goes on with the token
+    /// with which the one before it ends, so that every token but the first is learned once.
+    ///
+    /// # Errors
+    /// As [`RowEncoder::encode`].
+    pub fn encode_document(&self, text: &str) -> Result<Vec<Example>, EngineError> {
+        let tokenizer = self.chat.tokenizer();
+        let tokens = tokenizer.encode_text(text)?;
+        let is_learned = !matches!(self.train_on, TrainOn::Assistant | TrainOn::Completion);
+        let mut ids: Vec<u32> = tokens.into_iter().map(|token| token.id).collect();
+        ids.extend(tokenizer.eos());
+        let (mut examples, mut start) = (Vec::new(), 0);
+        while start == 0 || start + 1 < ids.len() {
+            let end = ids.len().min(start + self.max_length);
+            examples.push(self.checked(Example {
+                ids: ids[start..end].to_vec(),
+                trained: vec![is_learned; end - start],
+                truncated: false,
+            })?);
+            start = start + self.max_length.max(2) - 1;
+        }
+        Ok(examples)
+    }
+
+    fn checked(&self, example: Example) -> Result<Example, EngineError> {
         match example
             .ids
             .iter()
@@ -270,6 +298,30 @@ mod tests {
             (4, 4, true)
         );
         assert!(!encode(r#"{"text":"012"}"#, TrainOn::Auto, 4).truncated);
+    }
+
+    #[test]
+    fn a_document_becomes_as_many_examples_as_it_needs_and_nothing_is_lost() {
+        let chat = chat();
+        let encoder = RowEncoder {
+            chat: &chat,
+            train_on: TrainOn::Auto,
+            max_length: 4,
+            vocab_size: 265,
+        };
+        let ids = |text: &str| -> Vec<Vec<u32>> {
+            let examples = encoder.encode_document(text).unwrap();
+            examples.into_iter().map(|example| example.ids).collect()
+        };
+        // The tokenizer of the tests: tokens of bytes in the order of their marks, and EOS.
+        let (a, eos) = (64, 258);
+        assert_eq!(ids("ab"), [vec![a, a + 1, eos]]);
+        assert_eq!(ids("abc"), [vec![a, a + 1, a + 2, eos]]);
+        assert_eq!(
+            ids("abcd"),
+            [vec![a, a + 1, a + 2, a + 3], vec![a + 3, eos]]
+        );
+        assert_eq!(ids("abcdefgh").len(), 3);
     }
 
     #[test]

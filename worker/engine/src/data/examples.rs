@@ -1,5 +1,8 @@
-//! Tokenised rows, kept close together in memory, and the batches made of them.
+//! Tokenised rows, kept close together, and the batches made of them.
 
+use std::sync::Arc;
+
+use super::token_file::TokenFile;
 use crate::model::{Batch, IGNORE};
 
 /// One row as tokens.
@@ -16,51 +19,91 @@ pub struct Example {
 /// The mark on a token that is to be learned; ids are far smaller.
 const TRAINED: u32 = 1 << 31;
 
-/// All rows that are trained on: four bytes a token, no text.
-#[derive(Debug, Clone, Default)]
-pub struct Examples {
-    tokens: Vec<u32>,
-    /// Where each row ends in `tokens`.
-    ends: Vec<usize>,
-}
-
-impl Examples {
-    /// No rows.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a row, cut behind its last token to be learned: what comes after has no part in the loss.
-    /// Gives whether anything in it is to be learned; otherwise nothing is added.
-    pub fn push(&mut self, example: &Example) -> bool {
-        let Some(last) = example
+impl Example {
+    /// The row as it is kept: cut behind its last token to be learned (what comes after has no part in the loss), each
+    /// token with its mark. None where nothing is to be learned.
+    pub(super) fn kept(&self) -> Option<impl Iterator<Item = u32> + '_> {
+        let last = self
             .trained
             .iter()
             .rposition(|trained| *trained)
-            .filter(|last| *last > 0)
-        else {
+            .filter(|last| *last > 0)?;
+        let tokens = self.ids.iter().zip(&self.trained).take(last + 1);
+        Some(tokens.map(|(id, trained)| if *trained { id | TRAINED } else { *id }))
+    }
+}
+
+/// Whether a kept token is to be learned.
+pub(super) const fn is_trained(token: u32) -> bool {
+    token & TRAINED != 0
+}
+
+/// All rows that are trained on: four bytes a token and eight a row, in memory or in a mapped file.
+#[derive(Debug, Clone)]
+pub struct Examples(Store);
+
+#[derive(Debug, Clone)]
+enum Store {
+    Memory { tokens: Vec<u32>, ends: Vec<u64> },
+    File(Arc<TokenFile>),
+}
+
+impl Default for Examples {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl From<TokenFile> for Examples {
+    fn from(file: TokenFile) -> Self {
+        Self(Store::File(Arc::new(file)))
+    }
+}
+
+impl Examples {
+    /// No rows, in memory.
+    pub fn new() -> Self {
+        Self(Store::Memory {
+            tokens: Vec::new(),
+            ends: Vec::new(),
+        })
+    }
+
+    /// Adds a row; rows of a file are taken into memory for that. Gives whether anything in it is to be learned;
+    /// otherwise nothing is added.
+    pub fn push(&mut self, example: &Example) -> bool {
+        let Some(kept) = example.kept() else {
             return false;
         };
-        let tokens = example.ids.iter().zip(&example.trained).take(last + 1);
-        self.tokens
-            .extend(tokens.map(|(id, trained)| if *trained { id | TRAINED } else { *id }));
-        self.ends.push(self.tokens.len());
+        match &mut self.0 {
+            Store::Memory { tokens, ends } => {
+                tokens.extend(kept);
+                ends.push(tokens.len() as u64);
+            }
+            Store::File(file) => {
+                let (mut tokens, mut ends) = (file.tokens().to_vec(), file.ends().to_vec());
+                tokens.extend(kept);
+                ends.push(tokens.len() as u64);
+                self.0 = Store::Memory { tokens, ends };
+            }
+        }
         true
     }
 
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.ends().len()
     }
 
     /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.ends().is_empty()
     }
 
     /// Tokens of a row that run through the model: all but the last, which is only predicted.
     pub fn input_length(&self, row: usize) -> usize {
-        self.row(row).len() - 1
+        let (start, end) = self.place(row);
+        end - start - 1
     }
 
     /// Tokens of all rows that are to be learned.
@@ -83,18 +126,38 @@ impl Examples {
             let targets: Vec<i32> = self.targets(row).collect();
             batch.push_sequence(&ids, &targets);
         }
+        if let Store::File(file) = &self.0 {
+            file.was_read(batch.tokens());
+        }
         batch
     }
 
     fn row(&self, row: usize) -> &[u32] {
-        let start = if row == 0 { 0 } else { self.ends[row - 1] };
-        &self.tokens[start..self.ends[row]]
+        let (start, end) = self.place(row);
+        match &self.0 {
+            Store::Memory { tokens, .. } => &tokens[start..end],
+            Store::File(file) => &file.tokens()[start..end],
+        }
+    }
+
+    /// Where a row's tokens begin and end.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let ends = self.ends();
+        let start = if row == 0 { 0 } else { ends[row - 1] };
+        (start as usize, ends[row] as usize)
+    }
+
+    fn ends(&self) -> &[u64] {
+        match &self.0 {
+            Store::Memory { ends, .. } => ends,
+            Store::File(file) => file.ends(),
+        }
     }
 
     fn targets(&self, row: usize) -> impl Iterator<Item = i32> + '_ {
         self.row(row)[1..].iter().map(|token| {
             let id = (token & !TRAINED).cast_signed();
-            if token & TRAINED == 0 { IGNORE } else { id }
+            if is_trained(*token) { id } else { IGNORE }
         })
     }
 }

@@ -1,13 +1,18 @@
 //! Training data: rows of a file as tokens, the order in which they are trained on, and batches of them.
 
+mod cache;
 mod encode;
 mod examples;
+mod measure;
 mod order;
 mod read;
 mod split;
+mod token_file;
 
+pub use cache::{DEFAULT_CACHE_BYTES, TokenCache};
 pub use encode::RowEncoder;
 pub use examples::{Example, Examples};
+pub use measure::{LengthClass, Lengths, TokenFigures, measure};
 pub use order::{Order, Sequences};
-pub use read::{DatasetReport, read_jsonl};
+pub use read::{DataFile, DatasetReport, read_examples};
 pub use split::Split;

@@ -1,23 +1,49 @@
 //! Reads a file of rows into tokens, a block at a time, and counts what became of every row.
 
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::path::PathBuf;
 
 use rayon::prelude::*;
-use sha2::{Digest, Sha256};
-use trainyard_shared::dataset::{
-    LineOverLimit, LineProblem, LineSplitter, MAX_KEPT_PROBLEMS, parse_row,
-};
+use serde::{Deserialize, Serialize};
+use trainyard_datasets::{DatasetError, LineProblem, MAX_KEPT_PROBLEMS, Record, Records};
+use trainyard_shared::dataset::{DatasetFormat, Row};
 
-use super::{Example, Examples, RowEncoder};
-use crate::{EngineError, device};
+use super::token_file::TokenWriter;
+use super::{Example, Examples, RowEncoder, TokenCache};
+use crate::{EngineError, device, files};
 
-/// Bytes that are read at once, and about as many that are tokenised at once.
+/// About as many bytes of rows are tokenised at once.
 const BLOCK_BYTES: usize = 4 * 1024 * 1024;
+/// To be raised whenever the same row and settings give other tokens than before: cached tokens are then made anew.
+const ENCODING_VERSION: u32 = 1;
+
+/// A data set on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFile {
+    /// The file.
+    pub path: PathBuf,
+    /// What it holds.
+    pub format: DatasetFormat,
+    /// SHA-256 of the file in hexadecimal, where it is known; else the file is read once more for it.
+    pub sha256: Option<String>,
+}
+
+impl DataFile {
+    /// A file whose format is told by the end of its name, JSON lines where that says nothing.
+    pub fn by_name(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        Self {
+            format: DatasetFormat::of_file_name(&name).unwrap_or_default(),
+            path,
+            sha256: None,
+        }
+    }
+}
 
 /// What became of a file's rows.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DatasetReport {
     /// Rows that are trained on.
     pub examples: u64,
@@ -37,105 +63,159 @@ pub struct DatasetReport {
     pub problems: Vec<LineProblem>,
 }
 
-/// Reads a JSON lines file. Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked between blocks.
+/// The rows of a data set as tokens: from `cache` where the same have been made before, else read and put there.
+///
+/// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked between blocks, and when it says so, the outcome is an
+/// error that nobody needs to see.
 ///
 /// # Errors
-/// [`EngineError::InvalidData`] naming the bad lines when there are more, or when no row has anything
-/// to learn; [`EngineError::Io`] where the file cannot be read.
-pub fn read_jsonl(
-    path: &Path,
+/// [`EngineError::InvalidData`] naming the bad rows when there are more, when the file is not of its format, or when no
+/// row has anything to learn; [`EngineError::Io`] where a file cannot be read or written.
+pub fn read_examples(
+    data: &DataFile,
     encoder: &RowEncoder<'_>,
     max_bad_rows: u64,
+    cache: &TokenCache,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<(Examples, DatasetReport), EngineError> {
-    let failed = |error| EngineError::io("read", path, error);
-    let mut file = File::open(path).map_err(failed)?;
-    let mut reader = BlockReader {
-        encoder,
-        max_bad_rows,
-        examples: Examples::new(),
-        report: DatasetReport::default(),
+    let sha256 = match &data.sha256 {
+        Some(digest) => digest.to_ascii_lowercase(),
+        None => {
+            let failed = |error| EngineError::io("read", &data.path, error);
+            files::digest(&data.path).map_err(failed)?.1
+        }
     };
-    let mut splitter = LineSplitter::new();
-    let mut chunk = vec![0; BLOCK_BYTES];
-    let mut lines = Vec::new();
-    let mut hasher = Sha256::new();
-    let mut bytes = 0;
-    loop {
-        let count = file.read(&mut chunk).map_err(failed)?;
-        if count == 0 || is_stopped() {
-            break;
-        }
-        hasher.update(&chunk[..count]);
-        splitter.feed(&chunk[..count], |number, line| {
-            lines.push((number, line.map(<[u8]>::to_vec)))
-        });
-        bytes += count;
-        if bytes >= BLOCK_BYTES {
-            reader.take(std::mem::take(&mut lines))?;
-            bytes = 0;
-        }
-    }
-    splitter.finish(|number, line| lines.push((number, line.map(<[u8]>::to_vec))));
-    reader.take(lines)?;
-    reader.report.sha256 = hex::encode(hasher.finalize());
-    reader.finish()
+    let key = key(data.format, &sha256, encoder)?;
+    let (examples, report) = cache.get(&key, |writer| {
+        let reader = BlockReader {
+            encoder,
+            format: data.format,
+            max_bad_rows,
+            writer,
+            report: DatasetReport {
+                sha256,
+                ..DatasetReport::default()
+            },
+        };
+        reader.read(data, is_stopped)
+    })?;
+    // The run that made them may have put up with more.
+    check_bad_rows(&report, max_bad_rows)?;
+    Ok((examples, report))
 }
 
-/// A line by its number.
-type Line = (u64, Result<Vec<u8>, LineOverLimit>);
+/// Everything that the tokens depend on, as one text.
+fn key(
+    format: DatasetFormat,
+    sha256: &str,
+    encoder: &RowEncoder<'_>,
+) -> Result<String, EngineError> {
+    let RowEncoder {
+        chat,
+        train_on,
+        max_length,
+        vocab_size,
+    } = encoder;
+    let chat = chat.digest()?;
+    Ok(format!(
+        "encoding {ENCODING_VERSION}, {format} {sha256}, chat {chat}, {train_on:?}, {max_length}, {vocab_size}"
+    ))
+}
 
-/// What a line came to.
+/// What a record came to.
 enum Outcome {
-    Encoded(Example),
+    Encoded(Vec<Example>),
     Dropped,
     Bad(String),
 }
 
 struct BlockReader<'a, 'b> {
     encoder: &'a RowEncoder<'b>,
+    format: DatasetFormat,
     max_bad_rows: u64,
-    examples: Examples,
+    writer: &'a mut TokenWriter,
     report: DatasetReport,
 }
 
 impl BlockReader<'_, '_> {
-    fn take(&mut self, lines: Vec<Line>) -> Result<(), EngineError> {
-        let encoder = self.encoder;
+    fn read(
+        mut self,
+        data: &DataFile,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Result<DatasetReport, EngineError> {
+        let unreadable = |error: DatasetError| match error {
+            DatasetError::Io(error) => EngineError::io("read", &data.path, error),
+            other => EngineError::InvalidData(LineProblem::from(&other).to_string()),
+        };
+        let before = identity(data)?;
+        let mut records = Records::open(&data.path, data.format).map_err(unreadable)?;
+        let mut is_end = false;
+        while !is_end {
+            if is_stopped() {
+                return Err(EngineError::InvalidData("stopped".to_owned()));
+            }
+            let (mut block, mut bytes) = (Vec::new(), 0);
+            while bytes < BLOCK_BYTES && !is_end {
+                match records.next() {
+                    Some(record) => {
+                        let record = record.map_err(unreadable)?;
+                        bytes += record.size_bytes();
+                        block.push(record);
+                    }
+                    None => is_end = true,
+                }
+            }
+            self.take(&block)?;
+        }
+        if identity(data)? != before {
+            let message = "the file was changed while it was read";
+            return Err(EngineError::InvalidData(message.to_owned()));
+        }
+        self.finish()
+    }
+
+    fn take(&mut self, block: &[Record]) -> Result<(), EngineError> {
+        let (encoder, format) = (self.encoder, self.format);
         let outcomes: Vec<_> = device::run(|| {
-            let lines = lines.into_par_iter();
-            lines
-                .map(|(number, line)| (number, outcome(encoder, line)))
+            let records = block.par_iter();
+            records
+                .map(|record| outcome(encoder, format, record))
                 .collect()
         });
-        for (number, outcome) in outcomes {
+        for (record, outcome) in block.iter().zip(outcomes) {
             match outcome {
-                Outcome::Encoded(example) if self.examples.push(&example) => {
-                    self.report.truncated_rows += u64::from(example.truncated);
+                Outcome::Encoded(examples) => {
+                    let mut is_kept = false;
+                    for example in &examples {
+                        if self.push(example)? {
+                            is_kept = true;
+                            self.report.truncated_rows += u64::from(example.truncated);
+                        }
+                    }
+                    self.report.dropped_rows += u64::from(!is_kept);
                 }
-                Outcome::Encoded(_) | Outcome::Dropped => self.report.dropped_rows += 1,
+                Outcome::Dropped => self.report.dropped_rows += 1,
                 Outcome::Bad(message) => {
                     self.report.skipped_rows += 1;
                     if self.report.problems.len() < MAX_KEPT_PROBLEMS {
-                        self.report.problems.push(LineProblem {
-                            line: number,
-                            message,
-                        });
+                        let problem = LineProblem::new(record.place, message);
+                        self.report.problems.push(problem);
                     }
                 }
             }
         }
-        if self.report.skipped_rows > self.max_bad_rows {
-            return Err(EngineError::InvalidData(too_many_bad_rows(
-                &self.report,
-                self.max_bad_rows,
-            )));
-        }
-        Ok(())
+        check_bad_rows(&self.report, self.max_bad_rows)
     }
 
-    fn finish(mut self) -> Result<(Examples, DatasetReport), EngineError> {
-        if self.examples.is_empty() {
+    fn push(&mut self, example: &Example) -> Result<bool, EngineError> {
+        self.writer
+            .push(example)
+            .map_err(|error| EngineError::io("write", "the cache of tokenised data sets", error))
+    }
+
+    fn finish(mut self) -> Result<DatasetReport, EngineError> {
+        let written = self.writer.written();
+        if written.rows == 0 {
             let DatasetReport {
                 dropped_rows,
                 skipped_rows,
@@ -145,46 +225,54 @@ impl BlockReader<'_, '_> {
                 "no trainable tokens: of the rows, {dropped_rows} have nothing to learn and {skipped_rows} are bad"
             )));
         }
-        self.report.examples = self.examples.len() as u64;
-        self.report.tokens = (0..self.examples.len())
-            .map(|row| self.examples.input_length(row) as u64)
-            .sum();
-        self.report.trained_tokens = self.examples.trained_tokens();
-        Ok((self.examples, self.report))
+        self.report.examples = written.rows;
+        self.report.tokens = written.input_tokens;
+        self.report.trained_tokens = written.trained_tokens;
+        Ok(self.report)
     }
 }
 
-fn outcome(encoder: &RowEncoder<'_>, line: Result<Vec<u8>, LineOverLimit>) -> Outcome {
-    let row = match line {
-        Ok(bytes) => parse_row(&bytes).map_err(|problem| problem.to_string()),
-        Err(over) => Err(over.to_string()),
+fn outcome(encoder: &RowEncoder<'_>, format: DatasetFormat, record: &Record) -> Outcome {
+    let encoded = match record.row() {
+        Err(problem) => return Outcome::Bad(problem.to_string()),
+        Ok(row) if !row.is_trainable() => return Outcome::Dropped,
+        Ok(Row::Text(text)) if format == DatasetFormat::Text => encoder.encode_document(&text),
+        Ok(row) => encoder.encode(&row).map(|example| vec![example]),
     };
-    match row {
-        Ok(row) if !row.is_trainable() => Outcome::Dropped,
-        Ok(row) => match encoder.encode(&row) {
-            Ok(example) => Outcome::Encoded(example),
-            Err(error) => Outcome::Bad(error.to_string()),
-        },
-        Err(message) => Outcome::Bad(message),
+    match encoded {
+        Ok(examples) => Outcome::Encoded(examples),
+        Err(error) => Outcome::Bad(error.to_string()),
     }
 }
 
-fn too_many_bad_rows(report: &DatasetReport, allowed: u64) -> String {
+/// What changes with a file's content.
+fn identity(data: &DataFile) -> Result<(u64, std::time::SystemTime), EngineError> {
+    let identity = || {
+        let metadata = fs::metadata(&data.path)?;
+        Ok((metadata.len(), metadata.modified()?))
+    };
+    identity().map_err(|error: io::Error| EngineError::io("read", &data.path, error))
+}
+
+fn check_bad_rows(report: &DatasetReport, allowed: u64) -> Result<(), EngineError> {
     const SHOWN: usize = 5;
-    let lines: Vec<String> = report
+    if report.skipped_rows <= allowed {
+        return Ok(());
+    }
+    let shown: Vec<String> = report
         .problems
         .iter()
         .take(SHOWN)
-        .map(|LineProblem { line, message }| format!("line {line}: {message}"))
+        .map(LineProblem::to_string)
         .collect();
-    let more = match (report.skipped_rows as usize).saturating_sub(lines.len()) {
+    let more = match (report.skipped_rows as usize).saturating_sub(shown.len()) {
         0 => String::new(),
         count => format!("; and {count} more"),
     };
-    format!(
+    Err(EngineError::InvalidData(format!(
         "{}{more} ({allowed} bad rows may be skipped)",
-        lines.join("; ")
-    )
+        shown.join("; ")
+    )))
 }
 
 #[cfg(test)]
@@ -196,9 +284,18 @@ mod tests {
     use crate::chat_template::Chat;
     use crate::tokenizer::testing::bytes;
 
-    fn read(file: &[u8], max_bad_rows: u64) -> Result<(Examples, DatasetReport), String> {
-        let path = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(path.path(), file).unwrap();
+    fn read_in(
+        file: &[u8],
+        max_bad_rows: u64,
+        format: DatasetFormat,
+    ) -> Result<(Examples, DatasetReport), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataFile {
+            path: folder.path().join("data"),
+            format,
+            sha256: None,
+        };
+        fs::write(&data.path, file).unwrap();
         let chat = Chat::new(bytes(), None, Local::now()).unwrap();
         let encoder = RowEncoder {
             chat: &chat,
@@ -206,8 +303,85 @@ mod tests {
             max_length: 64,
             vocab_size: 265,
         };
-        read_jsonl(path.path(), &encoder, max_bad_rows, &|| false)
-            .map_err(|error| error.to_string())
+        let cache = TokenCache::new(folder.path().join("tokens"));
+        let read = || read_examples(&data, &encoder, max_bad_rows, &cache, &|| false);
+        let first = read().map_err(|error| error.to_string());
+        let again = read().map_err(|error| error.to_string());
+        match (&first, &again) {
+            (Ok((examples, report)), Ok((cached, cached_report))) => {
+                assert_eq!(report, cached_report);
+                let rows: Vec<u32> = (0..examples.len() as u32).collect();
+                assert_eq!(examples.batch(&rows), cached.batch(&rows));
+            }
+            (first, again) => assert_eq!(
+                first.as_ref().err(),
+                again.as_ref().err(),
+                "the same from the cache"
+            ),
+        }
+        first
+    }
+
+    fn read(file: &[u8], max_bad_rows: u64) -> Result<(Examples, DatasetReport), String> {
+        read_in(file, max_bad_rows, DatasetFormat::Jsonl)
+    }
+
+    #[test]
+    fn every_format_gives_the_same_examples() {
+        use DatasetFormat::{Csv, Json, Jsonl, Text};
+        let (expected, _) = read(b"{\"text\":\"a\"}\n{\"text\":\"bc\"}\n", 0).unwrap();
+        for (format, file) in [
+            (Jsonl, "{\"text\":\"a\"}\n{\"text\":\"bc\"}\n"),
+            (Json, "[{\"text\":\"a\"}, {\"text\":\"bc\"}]"),
+            (Csv, "id,text\n1,a\n2,bc\n"),
+            (Text, "a\n\nbc\n"),
+        ] {
+            let (examples, _) = read_in(file.as_bytes(), 0, format).unwrap();
+            assert_eq!(examples.batch(&[0, 1]), expected.batch(&[0, 1]), "{format}");
+        }
+    }
+
+    #[test]
+    fn a_long_document_is_trained_on_wholly() {
+        let text = "0123456789".repeat(30);
+        let (examples, report) = read_in(text.as_bytes(), 0, DatasetFormat::Text).unwrap();
+        // 300 bytes and EOS, of which all but the first are learned.
+        assert_eq!((report.trained_tokens, report.truncated_rows), (300, 0));
+        assert_eq!((examples.len(), report.dropped_rows), (5, 0));
+    }
+
+    #[test]
+    fn damage_ends_the_reading_with_its_place() {
+        let error = read_in(b"[{\"text\":\"a\"},\n]", 9, DatasetFormat::Json).unwrap_err();
+        assert!(
+            error.contains("line 2: after element 1: a comma"),
+            "{error}"
+        );
+        let error = read_in(b"[1]", 9, DatasetFormat::Jsonl).unwrap_err();
+        assert!(error.contains("file: this is not jsonl"), "{error}");
+    }
+
+    #[test]
+    fn other_settings_are_other_tokens() {
+        let chat = Chat::new(bytes(), None, Local::now()).unwrap();
+        let key = |train_on, max_length, sha256| {
+            let encoder = RowEncoder {
+                chat: &chat,
+                train_on,
+                max_length,
+                vocab_size: 265,
+            };
+            key(DatasetFormat::Jsonl, sha256, &encoder).unwrap()
+        };
+        let keys = [
+            key(TrainOn::Auto, 64, "a"),
+            key(TrainOn::All, 64, "a"),
+            key(TrainOn::Auto, 65, "a"),
+            key(TrainOn::Auto, 64, "b"),
+        ];
+        let different: std::collections::BTreeSet<_> = keys.iter().collect();
+        assert_eq!(different.len(), keys.len());
+        assert_eq!(keys[0], key(TrainOn::Auto, 64, "a"));
     }
 
     #[test]

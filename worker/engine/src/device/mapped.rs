@@ -17,9 +17,16 @@ impl MappedFile {
     /// # Errors
     /// The system's error if it cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        Self::of(&File::open(path)?)
+    }
+
+    /// Maps an open file.
+    ///
+    /// # Errors
+    /// The system's error if it cannot be mapped.
+    pub fn of(file: &File) -> io::Result<Self> {
         // SAFETY: the map is read only, and files are never changed in place by this program (see above).
-        Ok(Self(unsafe { Mmap::map(&file)? }))
+        Ok(Self(unsafe { Mmap::map(file)? }))
     }
 
     /// Gives the memory back that what was read takes up; what is read later comes from disk again.

@@ -90,6 +90,16 @@ impl Tokenizer {
         self
     }
 
+    /// All that tokens depend on, written out.
+    ///
+    /// # Errors
+    /// [`EngineError::Tokenizer`] where it cannot be.
+    pub fn to_text(&self) -> Result<String, EngineError> {
+        let control = self.control.as_ref().map_or("", Regex::as_str);
+        let inner = self.inner.to_string(false).map_err(broken)?;
+        Ok(format!("{:?} {control} {inner}", self.prefix))
+    }
+
     /// The id of a token by its text.
     pub fn id_of(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

@@ -11,8 +11,6 @@
 //! 6. Every `save_steps` steps, where the evaluation loss is the lowest so far, and when the run is stopped, a
 //!    checkpoint is saved.
 //! 7. The result is published. Weights that are not finite are never written anywhere.
-//!
-//! Known gap: the tokens of all rows are in memory, four bytes each.
 
 mod evaluation;
 mod event;
@@ -30,7 +28,9 @@ use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 
 use super::EngineError;
 use super::checkpoint::{RunIdentity, TrainerState};
-use super::data::{DatasetReport, Examples, Order, RowEncoder, Split, read_jsonl};
+use super::data::{
+    DataFile, DatasetReport, Examples, Order, RowEncoder, Split, TokenCache, read_examples,
+};
 use super::model::Holding;
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
@@ -56,8 +56,8 @@ pub struct TrainingRun<'a> {
     pub model: &'a ModelFiles,
     /// What the base model is called, for the adapter's config and its model card.
     pub base_model: String,
-    /// The data set, a file of JSON lines.
-    pub dataset: PathBuf,
+    /// The data set.
+    pub dataset: DataFile,
     /// Bad rows that may be skipped.
     pub max_bad_rows: u64,
     /// How to train.
@@ -68,6 +68,8 @@ pub struct TrainingRun<'a> {
     pub resume_from: Option<PathBuf>,
     /// Memory that the run may take, in bytes.
     pub available_bytes: u64,
+    /// Where tokenised data sets are kept.
+    pub token_cache: TokenCache,
 }
 
 impl TrainingRun<'_> {
@@ -212,7 +214,13 @@ fn read_data(
         max_length: run.config.max_length as usize,
         vocab_size: run.model.config.vocab_size,
     };
-    read_jsonl(&run.dataset, &encoder, run.max_bad_rows, is_stopped)
+    read_examples(
+        &run.dataset,
+        &encoder,
+        run.max_bad_rows,
+        &run.token_cache,
+        is_stopped,
+    )
 }
 
 /// Says in the log what is done otherwise than one might expect.
@@ -235,10 +243,7 @@ fn announce(
         log(LogLevel::Warning, format!("{count} {what}"));
     }
     for problem in dataset.problems.iter().take(SHOWN_PROBLEMS) {
-        log(
-            LogLevel::Warning,
-            format!("line {}: {}", problem.line, problem.message),
-        );
+        log(LogLevel::Warning, problem.to_string());
     }
     let max_length = config.max_length;
     if max_length as usize > max_positions {

@@ -6,6 +6,7 @@ mod hf_config;
 mod hf_files;
 mod hf_rope;
 mod safetensors_file;
+mod tokenizer_folder;
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -19,11 +20,12 @@ use super::EngineError;
 use super::chat_template::Chat;
 use super::gguf::{BlockType, GgufModel};
 use super::model::{ModelConfig, Weight};
-use super::tokenizer::{SpecialTokens, Tokenizer};
+use super::tokenizer::Tokenizer;
 use crate::files;
 use folder::{FolderWeights, inside, read_json};
 
 pub use safetensors_file::SafetensorsFile;
+pub use tokenizer_folder::chat_of_folder;
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
@@ -133,14 +135,7 @@ impl ModelFiles {
     /// An [`EngineError`] naming the file that is missing or cannot be read.
     pub fn tokenizer(&self) -> Result<Tokenizer, EngineError> {
         match &self.source {
-            Source::Folder { json, .. } => {
-                let config = self.optional_json("tokenizer_config.json")?;
-                let map = self.optional_json("special_tokens_map.json")?;
-                let special = SpecialTokens::from_json(&config).or(SpecialTokens::from_json(&map));
-                let path = inside(&self.path, "tokenizer.json")?;
-                let tokenizer = Tokenizer::from_file(&path, special)?;
-                Ok(tokenizer.with_eos_from(&hf_config::eos_token_ids(json)))
-            }
+            Source::Folder { json, .. } => tokenizer_folder::tokenizer(&self.path, json),
             Source::Gguf(model) => model.tokenizer(),
         }
     }
@@ -150,30 +145,10 @@ impl ModelFiles {
     /// # Errors
     /// An [`EngineError`] naming the file that cannot be read.
     pub fn chat_template(&self) -> Result<Option<String>, EngineError> {
-        let Source::Folder { .. } = &self.source else {
-            return Ok(self
-                .gguf()
-                .and_then(GgufModel::chat_template)
-                .map(str::to_owned));
-        };
-        if self.path.join("chat_template.jinja").exists() {
-            let path = inside(&self.path, "chat_template.jinja")?;
-            let source = std::fs::read_to_string(&path)
-                .map_err(|error| EngineError::io("read", path, error))?;
-            return Ok(Some(source));
+        match &self.source {
+            Source::Folder { .. } => tokenizer_folder::chat_template(&self.path),
+            Source::Gguf(model) => Ok(model.chat_template().map(str::to_owned)),
         }
-        let config = self.optional_json("tokenizer_config.json")?;
-        let named_default = |templates: &Vec<Value>| {
-            let default = templates
-                .iter()
-                .find(|template| template.get("name") == Some(&"default".into()))?;
-            Some(default.get("template")?.as_str()?.to_owned())
-        };
-        Ok(match config.get("chat_template") {
-            Some(Value::String(source)) => Some(source.clone()),
-            Some(Value::Array(templates)) => named_default(templates),
-            _ => None,
-        })
     }
 
     /// Tokenizer and chat template together. `now` is what a template that asks is told to be the time.
@@ -255,10 +230,7 @@ impl ModelFiles {
 
     /// A JSON file of the folder, or null where there is none.
     fn optional_json(&self, name: &str) -> Result<Value, EngineError> {
-        match self.path.join(name).exists() {
-            true => read_json(&inside(&self.path, name)?),
-            false => Ok(Value::Null),
-        }
+        tokenizer_folder::optional_json(&self.path, name)
     }
 
     fn shape(&self, name: &str) -> Option<&[usize]> {

@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::training::TrainingConfig;
 
 use crate::cli::error::CliError;
+use crate::engine::data::DataFile;
 
 /// A job that was read and checked.
 #[derive(Debug)]
 pub(super) struct JobFile {
     path: PathBuf,
-    /// The data set's file.
-    pub(super) dataset: PathBuf,
+    /// The data set.
+    pub(super) dataset: DataFile,
     /// Bad rows that may be skipped.
     pub(super) max_bad_rows: u64,
     /// The model as it was named.
@@ -30,6 +32,7 @@ struct Written {
     #[serde(default, rename = "name")]
     _name: Option<String>,
     dataset: Option<String>,
+    format: Option<String>,
     dataset_id: Option<Value>,
     #[serde(default)]
     max_bad_rows: u64,
@@ -61,7 +64,7 @@ impl JobFile {
         }
         let dataset = written
             .dataset
-            .ok_or_else(|| wrong("dataset: missing (a file of JSON lines)".to_owned()))?;
+            .ok_or_else(|| wrong("dataset: missing (a file)".to_owned()))?;
         let model = match (written.model, written.base_model) {
             (Some(model), None) => model,
             (None, Some(base)) => base.huggingface_id,
@@ -87,8 +90,14 @@ impl JobFile {
             wrong(lines.join("\n"))
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
+        let mut dataset = DataFile::by_name(folder.join(dataset));
+        if let Some(format) = written.format {
+            dataset.format = format
+                .parse::<DatasetFormat>()
+                .map_err(|error| wrong(format!("format: {error}")))?;
+        }
         Ok(Self {
-            dataset: folder.join(dataset),
+            dataset,
             path: path.to_owned(),
             max_bad_rows: written.max_bad_rows,
             model,
@@ -127,9 +136,21 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!(job.dataset, job.folder().join("chats.jsonl"));
+        assert_eq!(job.dataset.path, job.folder().join("chats.jsonl"));
+        assert_eq!(job.dataset.format, DatasetFormat::Jsonl);
         assert_eq!(job.model, "org/name");
         assert_eq!((job.config.epochs, job.config.learning_rate), (2, 1e-3));
+    }
+
+    #[test]
+    fn the_format_is_told_by_the_name_or_by_itself() {
+        let format = |text: &str| read(text).map(|job| job.dataset.format);
+        let named = "dataset = \"d.csv\"\nmodel = \"m\"";
+        assert_eq!(format(named), Ok(DatasetFormat::Csv));
+        let told = "dataset = \"d\"\nformat = \"parquet\"\nmodel = \"m\"";
+        assert_eq!(format(told), Ok(DatasetFormat::Parquet));
+        let error = format("dataset = \"d\"\nformat = \"xls\"\nmodel = \"m\"").unwrap_err();
+        assert!(error.contains("format: `xls` is no format"), "{error}");
     }
 
     #[test]

@@ -78,6 +78,7 @@ pub fn start_worker_with(change: impl FnOnce(&mut WorkerConfig)) -> Worker {
         loaded: LoadedModels::new(free_memory_bytes),
         locks: PlaceLocks::default(),
         state_dir: state.path().to_owned(),
+        token_cache_bytes: crate::engine::data::DEFAULT_CACHE_BYTES,
         device: config.device,
         worker_type: config.worker_type,
     };

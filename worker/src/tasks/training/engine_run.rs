@@ -123,6 +123,7 @@ impl EngineRun {
             output_dir: self.prepared.output.clone(),
             resume_from: self.prepared.resume_from.clone(),
             available_bytes: free_memory_bytes(),
+            token_cache: self.prepared.token_cache.clone(),
         };
         let is_stopped = || self.stop.is_set();
         match train(&run, &is_stopped, &mut |event| self.tell(event))? {

@@ -10,6 +10,7 @@ use trainyard_shared::training::TrainingConfig;
 
 use super::job_folder;
 use super::job_log::JobLog;
+use crate::engine::data::{DataFile, TokenCache};
 use crate::tasks::TaskContext;
 use crate::tasks::base_model::FetchProgress;
 use crate::tasks::dataset::fetch_dataset;
@@ -25,7 +26,9 @@ pub struct Prepared {
     /// The job's config, every default resolved.
     pub config: TrainingConfig,
     /// The data set.
-    pub dataset: PathBuf,
+    pub dataset: DataFile,
+    /// Where tokenised data sets are kept.
+    pub token_cache: TokenCache,
     /// Bad rows that may be skipped.
     pub max_bad_rows: u64,
     /// The model's folder or `.gguf` file.
@@ -83,6 +86,7 @@ pub async fn prepare(
     Ok(Prepared {
         config,
         dataset,
+        token_cache: context.token_cache(),
         max_bad_rows: source.max_bad_rows.unwrap_or(0),
         model,
         resume_from,

@@ -131,12 +131,13 @@ impl Bench {
         TrainingRun {
             model,
             base_model: "test/tiny".into(),
-            dataset,
+            dataset: DataFile::by_name(dataset),
             max_bad_rows: 0,
             config,
             output_dir: self.output.path().to_owned(),
             resume_from,
             available_bytes: self.available_bytes,
+            token_cache: TokenCache::new(self.output.path().join("tokens")),
         }
     }
 
