@@ -221,13 +221,6 @@ impl ModelFiles {
         }
     }
 
-    fn gguf(&self) -> Option<&GgufModel> {
-        match &self.source {
-            Source::Gguf(model) => Some(model),
-            Source::Folder { .. } => None,
-        }
-    }
-
     /// A JSON file of the folder, or null where there is none.
     fn optional_json(&self, name: &str) -> Result<Value, EngineError> {
         tokenizer_folder::optional_json(&self.path, name)

@@ -24,7 +24,7 @@ impl ReadAt for Bytes {
 
 fn path(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/golden/parquet")
+        .join("../../tests/golden/parquet")
         .join(name)
 }
 
