@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 use serde::Serialize;
-use trainyard_datasets::{DatasetError, LineProblem, Record, Records};
+use trainyard_datasets::{LineProblem, Record};
 use trainyard_shared::dataset::{DatasetFormat, Row};
 use trainyard_shared::training::TrainingConfig;
 
+use super::blocks::Blocks;
 use super::token_file::{Header, TokenFile, TokenWriter};
 use super::{DataFile, DatasetReport, Example, Examples, Order, RowEncoder};
 use crate::chat_template::Chat;
@@ -15,8 +16,6 @@ use crate::{EngineError, device};
 
 /// Lengths are measured up to here; longer rows count as so long.
 const LONGEST_MEASURED: usize = 128 * 1024;
-/// About as many bytes of rows are tokenised at once.
-const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 
 /// Figures on a data set as tokens.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -105,26 +104,9 @@ pub fn measure(
         max_length: LONGEST_MEASURED,
         vocab_size: vocab_size.unwrap_or(usize::MAX),
     };
-    let unreadable = |error: DatasetError| match error {
-        DatasetError::Io(error) => EngineError::io("read", &data.path, error),
-        other => EngineError::InvalidData(LineProblem::from(&other).to_string()),
-    };
-    let mut records = Records::open(&data.path, data.format).map_err(unreadable)?;
-    let mut is_end = false;
-    while !is_end {
-        let (mut block, mut bytes) = (Vec::new(), 0);
-        while bytes < BLOCK_BYTES && !is_end {
-            match records.next() {
-                Some(record) => {
-                    let record = record.map_err(unreadable)?;
-                    bytes += record.size_bytes();
-                    block.push(record);
-                }
-                None => is_end = true,
-            }
-        }
+    for block in Blocks::open(data)? {
         counts
-            .take(&block, data.format, &encoder, config, &mut writer)
+            .take(&block?, data.format, &encoder, config, &mut writer)
             .map_err(failed)?;
     }
     let written = writer.written();

@@ -1,5 +1,6 @@
 //! Training data: rows of a file as tokens, the order in which they are trained on, and batches of them.
 
+mod blocks;
 mod cache;
 mod encode;
 mod examples;

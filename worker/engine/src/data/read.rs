@@ -6,15 +6,14 @@ use std::path::PathBuf;
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use trainyard_datasets::{DatasetError, LineProblem, MAX_KEPT_PROBLEMS, Record, Records};
+use trainyard_datasets::{LineProblem, MAX_KEPT_PROBLEMS, Record};
 use trainyard_shared::dataset::{DatasetFormat, Row};
 
+use super::blocks::Blocks;
 use super::token_file::TokenWriter;
 use super::{Example, Examples, RowEncoder, TokenCache};
 use crate::{EngineError, device, files};
 
-/// About as many bytes of rows are tokenised at once.
-const BLOCK_BYTES: usize = 4 * 1024 * 1024;
 /// To be raised whenever the same row and settings give other tokens than before: cached tokens are then made anew.
 const ENCODING_VERSION: u32 = 1;
 
@@ -143,29 +142,12 @@ impl BlockReader<'_, '_> {
         data: &DataFile,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<DatasetReport, EngineError> {
-        let unreadable = |error: DatasetError| match error {
-            DatasetError::Io(error) => EngineError::io("read", &data.path, error),
-            other => EngineError::InvalidData(LineProblem::from(&other).to_string()),
-        };
         let before = identity(data)?;
-        let mut records = Records::open(&data.path, data.format).map_err(unreadable)?;
-        let mut is_end = false;
-        while !is_end {
+        for block in Blocks::open(data)? {
             if is_stopped() {
                 return Err(EngineError::InvalidData("stopped".to_owned()));
             }
-            let (mut block, mut bytes) = (Vec::new(), 0);
-            while bytes < BLOCK_BYTES && !is_end {
-                match records.next() {
-                    Some(record) => {
-                        let record = record.map_err(unreadable)?;
-                        bytes += record.size_bytes();
-                        block.push(record);
-                    }
-                    None => is_end = true,
-                }
-            }
-            self.take(&block)?;
+            self.take(&block?)?;
         }
         if identity(data)? != before {
             let message = "the file was changed while it was read";

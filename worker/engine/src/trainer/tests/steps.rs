@@ -1,5 +1,7 @@
 //! Steps and their figures, and what comes of them.
 
+use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+
 use super::*;
 
 #[test]
@@ -278,4 +280,58 @@ fn g064_a_bad_row_fails_the_run_by_its_line() {
     bench.rows += "{\"foo\":1}\n";
     let told = bench.run(config());
     assert!(told.outcome.unwrap_err().to_string().contains("line 3"));
+}
+
+/// Rewrites the model's weights as BF16, one of them with a value that half precision cannot hold.
+fn store_a_large_value(model: &Path) {
+    let path = model.join("model.safetensors");
+    let file = SafetensorsFile::open(&path).unwrap();
+    let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = file
+        .names()
+        .map(|name| {
+            let mut values = file.tensor(name).unwrap();
+            if name == "model.layers.0.mlp.up_proj.weight" {
+                values[0] = 70_000.0;
+            }
+            let bytes = values
+                .iter()
+                .flat_map(|x| half::bf16::from_f32(*x).to_le_bytes());
+            (
+                name.to_owned(),
+                file.shape(name).unwrap().to_vec(),
+                bytes.collect(),
+            )
+        })
+        .collect();
+    drop(file);
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        let view = TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap();
+        (name.as_str(), view)
+    });
+    serialize_to_file(views, None, &path).unwrap();
+}
+
+#[test]
+fn g060_a_value_beyond_half_precision_trains_in_f32_whatever_precision_is_asked_for() {
+    let losses = |mixed_precision, low_memory| {
+        let bench = Bench::new(4);
+        store_a_large_value(bench.model.path());
+        let told = bench.run(TrainingConfig {
+            mixed_precision,
+            low_memory,
+            ..config()
+        });
+        let warned = told.log.iter().any(|line| line.contains("mixed_precision"));
+        assert_eq!(warned, mixed_precision != MixedPrecision::F32);
+        assert!(bench.published().iter().all(|x| x.is_finite()));
+        let losses: Vec<f64> = told.steps.iter().map(|step| step.loss.unwrap()).collect();
+        losses
+    };
+    let expected = losses(MixedPrecision::F32, false);
+    assert!(expected.iter().all(|loss| loss.is_finite()));
+    for low_memory in [false, true] {
+        for precision in [MixedPrecision::Fp16, MixedPrecision::Bf16] {
+            assert_eq!(losses(precision, low_memory), expected, "{precision:?}");
+        }
+    }
 }
