@@ -29,7 +29,7 @@ use crate::record::{Content, Place, Record, RecordProblem, column_value};
 use crate::source::ReadAt;
 use assemble::Node;
 use column::{Column, ColumnPlan};
-use pages::{Chunks, PageBudget};
+use pages::{Chunks, PageBudget, SourceFault};
 
 /// Most elements that the lists of one row may have in all.
 pub(crate) const MAX_ELEMENTS: usize = 64 * 1024;
@@ -222,7 +222,10 @@ impl From<ParquetError> for DatasetError {
     fn from(error: ParquetError) -> Self {
         let message = match error {
             ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
-                Ok(io) => return Self::from(*io),
+                Ok(error) => match error.downcast::<SourceFault>() {
+                    Ok(SourceFault(error)) => return Self::from(error),
+                    Err(content) => content.to_string(),
+                },
                 Err(other) => other.to_string(),
             },
             ParquetError::General(message) => message,

@@ -35,6 +35,15 @@ fn refused(message: impl Into<String>) -> ParquetError {
     ParquetError::General(message.into())
 }
 
+/// That the file cannot be read, as against bad content, which unpackers report as errors of reading too.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub(super) struct SourceFault(pub(super) io::Error);
+
+fn source_fault(error: io::Error) -> io::Error {
+    io::Error::other(SourceFault(error))
+}
+
 /// A file as the Parquet reader wants it.
 pub(super) struct Chunks {
     source: Arc<dyn ReadAt>,
@@ -59,7 +68,7 @@ impl Chunks {
         let mut bytes = vec![0; length];
         self.source
             .read_at(start, &mut bytes)
-            .map_err(|error| ParquetError::External(Box::new(error)))?;
+            .map_err(source_fault)?;
         Ok(bytes.into())
     }
 }
@@ -104,7 +113,8 @@ impl Read for ReadFrom {
         if self.ahead.is_empty() {
             let left = self.source.size_bytes().saturating_sub(self.at);
             let mut ahead = vec![0; left.min(AHEAD_BYTES) as usize];
-            self.source.read_at(self.at, &mut ahead)?;
+            let read = self.source.read_at(self.at, &mut ahead);
+            read.map_err(source_fault)?;
             self.at += ahead.len() as u64;
             self.ahead = ahead.into();
         }
