@@ -9,6 +9,9 @@ pub(crate) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LineOverLimit;
 
+/// A line's number and its bytes.
+pub(crate) type Line = (u64, Result<Vec<u8>, LineOverLimit>);
+
 /// Reads lines, numbered from 1.
 ///
 /// A byte-order mark at the beginning and the `\r` of a CRLF do not belong to a line. Lines of white space only are
@@ -30,7 +33,7 @@ impl<R: BufRead> Lines<R> {
     }
 
     /// The next line that is not blank: its number and its bytes without line end.
-    pub(crate) fn next(&mut self) -> io::Result<Option<(u64, Result<Vec<u8>, LineOverLimit>)>> {
+    pub(crate) fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             let mut line = Vec::new();
             // A `\r\n` may put a line two bytes over; it is taken off later.
@@ -66,8 +69,6 @@ impl<R: BufRead> Lines<R> {
 mod tests {
     use super::*;
     use std::io::{BufReader, Cursor};
-
-    type Line = (u64, Result<Vec<u8>, LineOverLimit>);
 
     fn split_in(file: &[u8], chunk_bytes: usize, limit_bytes: usize) -> Vec<Line> {
         let reader = BufReader::with_capacity(chunk_bytes, Cursor::new(file.to_vec()));

@@ -128,11 +128,8 @@ impl ParquetRecords {
         }))
     }
 
-    /// The keys and values of the row that the columns hold.
-    #[expect(
-        clippy::type_complexity,
-        reason = "damage of the file, or else of the row"
-    )]
+    /// The keys and values of the row that the columns hold. The outer error is damage of the file, the inner one of
+    /// the row.
     fn keys(&mut self) -> Result<Result<Map<String, Value>, RecordProblem>, DatasetError> {
         let mut keys = Map::new();
         let mut problem = None;

@@ -172,11 +172,7 @@ impl Column {
         }
     }
 
-    /// Takes the next value, null where there is none.
-    #[expect(
-        clippy::type_complexity,
-        reason = "damage of the file, or else of the row"
-    )]
+    /// Takes the next value, null where there is none. The outer error is damage of the file, the inner one of the row.
     pub(super) fn take(&mut self) -> Result<Result<Value, RecordProblem>, DatasetError> {
         let def = self
             .peek_def()

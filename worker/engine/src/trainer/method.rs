@@ -15,7 +15,7 @@ use crate::weights::{ModelFiles, SafetensorsFile};
 #[derive(Debug, Clone)]
 pub(super) enum Method {
     /// A LoRA adapter; the model is frozen.
-    Adapter(AdapterConfig),
+    Adapter(Box<AdapterConfig>),
     /// All weights of the model.
     Full,
 }
@@ -24,7 +24,7 @@ impl Method {
     /// What a config asks for.
     pub(super) fn of(config: &TrainingConfig, base_model: &str) -> Self {
         match config.use_peft {
-            true => Self::Adapter(AdapterConfig::from_training(config, base_model)),
+            true => Self::Adapter(Box::new(AdapterConfig::from_training(config, base_model))),
             false => Self::Full,
         }
     }

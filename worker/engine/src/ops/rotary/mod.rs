@@ -203,7 +203,7 @@ mod tests {
             0.007292665,
             5.248462e-4,
             3.428102e-5,
-            6.647870e-6,
+            6.647_87e-6,
             1.289173e-6,
         ];
         assert_eq!(rotary.frequencies().len(), expected.len());

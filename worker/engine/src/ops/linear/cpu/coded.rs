@@ -157,11 +157,11 @@ unsafe fn add_chunk<L: Lanes, const V: usize, const T: usize>(
         // SAFETY: by the caller; the vectors from `lane` on lie within the group.
         unsafe {
             let sums = products::<L, V, T>(chunk, lane, x);
-            for v in 0..V {
-                let (scale, minimum) = factors::<L>(chunk, lane + v * L::N);
-                for (t, totals) in totals.iter_mut().enumerate() {
+            let factors: [_; V] = std::array::from_fn(|v| factors::<L>(chunk, lane + v * L::N));
+            for (t, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
+                for (v, (sum, (scale, minimum))) in sums.into_iter().zip(factors).enumerate() {
                     let total = totals.as_mut_ptr().add(lane + v * L::N);
-                    let mut sum = L::mul_add(scale, sums[t][v], L::load(total));
+                    let mut sum = L::mul_add(scale, sum, L::load(total));
                     if let Some(minimum) = minimum {
                         sum = L::mul_add(minimum, L::splat(x.sums[t * x.sums_stride]), sum);
                     }
