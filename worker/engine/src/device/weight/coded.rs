@@ -14,8 +14,8 @@
 //! Q6_K        i8 scale[2][48]               u32 high[2][48], low[4][48]
 //! ```
 //! `low[k]` holds the lower four bits of columns 8 k to 8 k + 7, the lowest first; `high` likewise the fifth bit of
-//! all 32 columns, or bits five and six of 16 columns each. Of the K types, eight chunks share a header: f16 d[48],
-//! and f16 m[48] but for Q6_K. Their packed 6-bit scales become bytes (4 bytes more of 144 or 176); all else takes
+//! all 32 columns, or bits five and six of 16 columns each. Of the K types, eight chunks share a header: `f16 d[48]`,
+//! and `f16 m[48]` but for Q6_K. Their packed 6-bit scales become bytes (4 bytes more of 144 or 176); all else takes
 //! what it takes in the file. Missing rows and columns are zero.
 
 use half::f16;
