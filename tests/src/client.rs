@@ -150,10 +150,10 @@ impl Client {
         response.bytes().await.expect("the file is whole").to_vec()
     }
 
-    /// Uploads a data set of JSON lines and returns the answer.
+    /// Uploads a data set, of JSON lines unless its name or the query says otherwise, and returns the answer.
     pub async fn upload(&self, query: &str, body: impl Into<reqwest::Body>) -> Answer {
         let request = self
-            .request(Method::POST, &format!("/api/datasets?format=jsonl&{query}"))
+            .request(Method::POST, &format!("/api/datasets?{query}"))
             .body(body);
         self.send(request).await
     }
