@@ -25,7 +25,7 @@ pub struct EvaluationView {
     metrics: Vec<String>,
     batch_size: Option<i64>,
     max_length: Option<i64>,
-    /// How far it is; null before the worker has said so.
+    /// How far it is; null before the worker has said so, and once it has ended.
     progress: Option<ProgressView>,
     /// perplexity, loss (nats per labelled token), token_accuracy (0 to 1), tokens; only what was asked for.
     #[schema(value_type = Option<Object>)]
@@ -58,6 +58,8 @@ impl EvaluationView {
         let metrics = row.metrics()?;
         let result = row.result()?;
         let failure = row.failure();
+        // The row may tell of the end a moment before the actor is gone.
+        let progress = progress.filter(|_| row.ended_at.is_none());
         Ok(Self {
             id: row.id,
             owner_id: row.owner_id,
@@ -78,5 +80,45 @@ impl EvaluationView {
             started_at: row.started_at.map(shown_time),
             ended_at: row.ended_at.map(shown_time),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ended_evaluation_shows_no_progress() {
+        let now = Utc::now().naive_utc();
+        let running = EvaluationRow {
+            id: 1,
+            owner_id: 1,
+            job_id: None,
+            model: "yard/tiny".to_owned(),
+            base_model: "yard/tiny".to_owned(),
+            dataset_id: 1,
+            metrics: "[]".to_owned(),
+            batch_size: None,
+            max_length: None,
+            status: "running".to_owned(),
+            worker_id: Some(1),
+            result: None,
+            failure_kind: None,
+            error: None,
+            created_at: now,
+            started_at: Some(now),
+            ended_at: None,
+        };
+        let ended = EvaluationRow {
+            status: "cancelled".to_owned(),
+            ended_at: Some(now),
+            ..running.clone()
+        };
+        let shows_progress = |row| {
+            let view = EvaluationView::of(row, Some((4, 4))).unwrap();
+            view.progress.is_some()
+        };
+        assert!(shows_progress(running));
+        assert!(!shows_progress(ended));
     }
 }
