@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use super::*;
 use crate::checkpoint::newest_complete;
 
-/// Promise P9: a run that is stopped at several steps and goes on each time gives the same losses and the same
-/// published files as one that was never stopped.
+/// A run that is stopped at several steps and goes on each time gives the same losses and the same published files
+/// as one that was never stopped.
 fn goes_on_bit_for_bit(settings: &dyn Fn() -> TrainingConfig, stops: &[u64]) {
     let (whole, parts) = (Bench::new(8), Bench::new(8));
     let expected = whole.run(settings());
@@ -50,6 +50,7 @@ fn figures(steps: &[StepReport]) -> Vec<(u64, u64, [Option<f64>; 5])> {
     steps.iter().map(figures).collect()
 }
 
+/// Promise P9.
 #[test]
 fn g075_a_run_that_was_stopped_goes_on_bit_for_bit_in_every_mode() {
     let base = || TrainingConfig {
