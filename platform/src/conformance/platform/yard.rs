@@ -203,8 +203,11 @@ impl Yard {
     /// A worker that is the only idle one of those that are played.
     pub async fn only_worker(&mut self) -> Outcome<Worker> {
         let worker = self.worker().await?;
-        // Where the others are gone, the platform has no choice.
-        self.spare.clear();
+        // Where the others are gone, the platform has no choice: so it is given time to see them go.
+        if !self.spare.is_empty() {
+            self.spare.clear();
+            tokio::time::sleep(self.pace.quiet_for).await;
+        }
         Ok(worker)
     }
 
