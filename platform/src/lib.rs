@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod models;
 pub mod openai;
 pub mod openapi;
+pub mod rounds;
 pub mod server;
 pub mod sockets;
 pub mod storage;

@@ -199,6 +199,7 @@ diesel::table! {
         id -> BigInt,
         owner_id -> BigInt,
         job_id -> Nullable<BigInt>,
+        federated_session_id -> Nullable<BigInt>,
         model -> Text,
         base_model -> Text,
         dataset_id -> BigInt,
@@ -213,6 +214,100 @@ diesel::table! {
         created_at -> Timestamp,
         started_at -> Nullable<Timestamp>,
         ended_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    federated_sessions (id) {
+        id -> BigInt,
+        owner_id -> BigInt,
+        kind -> Text,
+        name -> Text,
+        is_default -> Bool,
+        status -> Text,
+        error -> Nullable<Text>,
+        base_model -> Text,
+        job_id -> Nullable<BigInt>,
+        dataset_id -> Nullable<BigInt>,
+        settings -> Text,
+        adapter_config -> Nullable<Text>,
+        shard_count -> BigInt,
+        total_rounds -> BigInt,
+        enough -> BigInt,
+        at_least -> BigInt,
+        round_timeout_ms -> Nullable<BigInt>,
+        aggregation -> Text,
+        outer_lr -> Double,
+        outer_momentum -> Double,
+        max_delta_norm -> Nullable<Double>,
+        max_refused -> Nullable<BigInt>,
+        key_hash -> Nullable<Binary>,
+        round -> BigInt,
+        closing -> Bool,
+        created_at -> Timestamp,
+        ended_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    federated_rounds (session_id, round) {
+        session_id -> BigInt,
+        round -> BigInt,
+        weights_sha256 -> Text,
+        weights_bytes -> BigInt,
+        has_velocity -> Bool,
+        merged -> Nullable<BigInt>,
+        update_norm -> Nullable<Double>,
+        opened_at -> Timestamp,
+        closed_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
+    federated_participants (session_id, name) {
+        session_id -> BigInt,
+        name -> Text,
+        shard -> BigInt,
+        accepted -> BigInt,
+        refused -> BigInt,
+        eliminated -> BigInt,
+        late -> BigInt,
+        joined_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    federated_results (session_id, round, participant) {
+        session_id -> BigInt,
+        round -> BigInt,
+        participant -> Text,
+        number -> BigInt,
+        sha256 -> Text,
+        size_bytes -> BigInt,
+        delta_norm -> Double,
+        weight -> BigInt,
+        loss -> Nullable<Double>,
+        eliminated_because -> Nullable<Text>,
+        accepted_at -> Timestamp,
+    }
+}
+
+diesel::table! {
+    federated_shards (session_id, shard) {
+        session_id -> BigInt,
+        shard -> BigInt,
+        sha256 -> Text,
+        size_bytes -> BigInt,
+        tokens -> BigInt,
+    }
+}
+
+diesel::table! {
+    federated_files (session_id, name) {
+        session_id -> BigInt,
+        name -> Text,
+        sha256 -> Text,
+        size_bytes -> BigInt,
     }
 }
 

@@ -1,0 +1,8 @@
+//! Training in rounds: many train the same adapter, their results are merged, and the next round begins with what
+//! came of it. What is here is the same for workers over WebSocket and for volunteers over HTTP.
+
+pub mod state;
+pub mod store;
+mod words;
+
+pub use words::{Kind, SessionStatus, UnknownWord};
