@@ -92,13 +92,94 @@ pub fn digest(path: &Path) -> io::Result<(u64, String)> {
     }
 }
 
+/// A writer that knows how much was written through it, and its SHA-256.
+#[derive(Debug)]
+pub struct HashingWriter<W> {
+    inner: W,
+    hasher: Sha256,
+    size_bytes: u64,
+}
+
+impl<W: Write> HashingWriter<W> {
+    /// Writes to `inner`.
+    pub fn new(inner: W) -> Self {
+        Self {
+            inner,
+            hasher: Sha256::new(),
+            size_bytes: 0,
+        }
+    }
+
+    /// Bytes written so far.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// The writer below, and the SHA-256 of what went to it.
+    pub fn finish(self) -> (W, [u8; 32]) {
+        (self.inner, self.hasher.finalize().into())
+    }
+}
+
+impl<W: Write> Write for HashingWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        self.size_bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// A file as [`write_hashed`] leaves it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFile {
+    /// Its length.
+    pub size_bytes: u64,
+    /// Its SHA-256 in hexadecimal.
+    pub sha256: String,
+}
+
+/// Lets `write` write a file that takes the place `path` once it is whole and on the disk, hashed on the way.
+///
+/// # Errors
+/// Whatever `write` answers, made from the system's error where that fails; what was at `path` then stays.
+pub fn write_hashed<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut HashingWriter<io::BufWriter<&File>>) -> Result<(), E>,
+) -> Result<WrittenFile, E> {
+    let folder = parent(path)?;
+    let mut temporary = tempfile::Builder::new();
+    temporary.prefix(".").suffix(".tmp");
+    allow_others_to_read(&mut temporary);
+    let temporary = temporary.tempfile_in(folder)?;
+    let mut writer = HashingWriter::new(io::BufWriter::new(temporary.as_file()));
+    write(&mut writer)?;
+    let size_bytes = writer.size_bytes();
+    let (mut inner, sha256) = writer.finish();
+    inner.flush()?;
+    drop(inner);
+    temporary.as_file().sync_all()?;
+    temporary.persist(path).map_err(|failed| failed.error)?;
+    sync_folder(folder)?;
+    Ok(WrittenFile {
+        size_bytes,
+        sha256: hex::encode(sha256),
+    })
+}
+
 fn parent(path: &Path) -> io::Result<&Path> {
-    path.parent().ok_or_else(|| {
-        io::Error::new(
+    match path.parent() {
+        Some(folder) if folder == Path::new("") => Ok(Path::new(".")),
+        Some(folder) => Ok(folder),
+        None => Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             format!("{} has no folder", path.display()),
-        )
-    })
+        )),
+    }
 }
 
 #[cfg(unix)]

@@ -169,6 +169,7 @@ fn delete_unused(path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::data::Example;
+    use crate::data::token_file::RowSink;
 
     fn cache() -> (tempfile::TempDir, TokenCache) {
         let folder = tempfile::tempdir().unwrap();

@@ -1,7 +1,10 @@
 //! Tokenised rows, kept close together, and the batches made of them.
 
+use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
 
+use super::shards::Windows;
 use super::token_file::TokenFile;
 use crate::model::{Batch, IGNORE};
 
@@ -17,7 +20,7 @@ pub struct Example {
 }
 
 /// The mark on a token that is to be learned; ids are far smaller.
-const TRAINED: u32 = 1 << 31;
+pub(super) const TRAINED: u32 = 1 << 31;
 
 impl Example {
     /// The row as it is kept: cut behind its last token to be learned (what comes after has no part in the loss), each
@@ -46,6 +49,7 @@ pub struct Examples(Store);
 enum Store {
     Memory { tokens: Vec<u32>, ends: Vec<u64> },
     File(Arc<TokenFile>),
+    Shard(Arc<Windows>),
 }
 
 impl Default for Examples {
@@ -57,6 +61,12 @@ impl Default for Examples {
 impl From<TokenFile> for Examples {
     fn from(file: TokenFile) -> Self {
         Self(Store::File(Arc::new(file)))
+    }
+}
+
+impl From<Windows> for Examples {
+    fn from(windows: Windows) -> Self {
+        Self(Store::Shard(Arc::new(windows)))
     }
 }
 
@@ -80,8 +90,12 @@ impl Examples {
                 tokens.extend(kept);
                 ends.push(tokens.len() as u64);
             }
-            Store::File(file) => {
-                let (mut tokens, mut ends) = (file.tokens().to_vec(), file.ends().to_vec());
+            Store::File(_) | Store::Shard(_) => {
+                let (mut tokens, mut ends) = (Vec::new(), Vec::new());
+                for row in 0..self.len() {
+                    tokens.extend_from_slice(&self.row(row));
+                    ends.push(tokens.len() as u64);
+                }
                 tokens.extend(kept);
                 ends.push(tokens.len() as u64);
                 self.0 = Store::Memory { tokens, ends };
@@ -92,24 +106,35 @@ impl Examples {
 
     /// Number of rows.
     pub fn len(&self) -> usize {
-        self.ends().len()
+        match &self.0 {
+            Store::Memory { ends, .. } => ends.len(),
+            Store::File(file) => file.ends().len(),
+            Store::Shard(windows) => windows.len(),
+        }
     }
 
     /// Whether there is no row.
     pub fn is_empty(&self) -> bool {
-        self.ends().is_empty()
+        self.len() == 0
     }
 
     /// Tokens of a row that run through the model: all but the last, which is only predicted.
     pub fn input_length(&self, row: usize) -> usize {
-        let (start, end) = self.place(row);
-        end - start - 1
+        let place = match &self.0 {
+            Store::Memory { ends, .. } => place(ends, row),
+            Store::File(file) => place(file.ends(), row),
+            Store::Shard(windows) => windows.place(row),
+        };
+        place.len() - 1
     }
 
     /// Tokens of all rows that are to be learned.
     pub fn trained_tokens(&self) -> u64 {
         (0..self.len())
-            .map(|row| self.targets(row).filter(|target| *target != IGNORE).count() as u64)
+            .map(|row| {
+                let row = self.row(row);
+                targets(&row).filter(|target| *target != IGNORE).count() as u64
+            })
             .sum()
     }
 
@@ -117,49 +142,44 @@ impl Examples {
     pub fn batch(&self, rows: &[u32]) -> Batch {
         let mut batch = Batch::default();
         for &row in rows {
-            let row = row as usize;
-            let tokens = self.row(row);
+            let tokens = self.row(row as usize);
             let ids: Vec<u32> = tokens[..tokens.len() - 1]
                 .iter()
                 .map(|token| token & !TRAINED)
                 .collect();
-            let targets: Vec<i32> = self.targets(row).collect();
+            let targets: Vec<i32> = targets(&tokens).collect();
             batch.push_sequence(&ids, &targets);
         }
-        if let Store::File(file) = &self.0 {
-            file.was_read(batch.tokens());
+        match &self.0 {
+            Store::Memory { .. } => {}
+            Store::File(file) => file.was_read(batch.tokens()),
+            Store::Shard(windows) => windows.was_read(batch.tokens()),
         }
         batch
     }
 
-    fn row(&self, row: usize) -> &[u32] {
-        let (start, end) = self.place(row);
+    /// A row's tokens with their marks.
+    fn row(&self, row: usize) -> Cow<'_, [u32]> {
         match &self.0 {
-            Store::Memory { tokens, .. } => &tokens[start..end],
-            Store::File(file) => &file.tokens()[start..end],
+            Store::Memory { tokens, ends } => tokens[place(ends, row)].into(),
+            Store::File(file) => file.tokens()[place(file.ends(), row)].into(),
+            Store::Shard(windows) => windows.tokens(row).into(),
         }
     }
+}
 
-    /// Where a row's tokens begin and end.
-    fn place(&self, row: usize) -> (usize, usize) {
-        let ends = self.ends();
-        let start = if row == 0 { 0 } else { ends[row - 1] };
-        (start as usize, ends[row] as usize)
-    }
+/// Where a row's tokens are, by where each row's end.
+fn place(ends: &[u64], row: usize) -> Range<usize> {
+    let start = if row == 0 { 0 } else { ends[row - 1] };
+    start as usize..ends[row] as usize
+}
 
-    fn ends(&self) -> &[u64] {
-        match &self.0 {
-            Store::Memory { ends, .. } => ends,
-            Store::File(file) => file.ends(),
-        }
-    }
-
-    fn targets(&self, row: usize) -> impl Iterator<Item = i32> + '_ {
-        self.row(row)[1..].iter().map(|token| {
-            let id = (token & !TRAINED).cast_signed();
-            if is_trained(*token) { id } else { IGNORE }
-        })
-    }
+/// What is to be predicted from each token but the last of a row.
+fn targets(row: &[u32]) -> impl Iterator<Item = i32> + '_ {
+    row[1..].iter().map(|token| {
+        let id = (token & !TRAINED).cast_signed();
+        if is_trained(*token) { id } else { IGNORE }
+    })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use trainyard_shared::dataset::{DatasetFormat, Row};
 use trainyard_shared::training::TrainingConfig;
 
 use super::blocks::Blocks;
-use super::token_file::{Header, TokenFile, TokenWriter};
+use super::token_file::{Header, RowSink, TokenFile, TokenWriter};
 use super::{DataFile, DatasetReport, Example, Examples, Order, RowEncoder};
 use crate::chat_template::Chat;
 use crate::{EngineError, device};

@@ -7,6 +7,7 @@ mod examples;
 mod measure;
 mod order;
 mod read;
+mod shards;
 mod split;
 mod token_file;
 
@@ -16,4 +17,5 @@ pub use examples::{Example, Examples};
 pub use measure::{LengthClass, Lengths, TokenFigures, measure};
 pub use order::{Order, Sequences};
 pub use read::{DataFile, DatasetReport, read_examples};
+pub use shards::{Packed, PackedShard, Packing, SHARD_FORMAT, Shard};
 pub use split::Split;

@@ -10,7 +10,7 @@ use trainyard_datasets::{LineProblem, MAX_KEPT_PROBLEMS, Record};
 use trainyard_shared::dataset::{DatasetFormat, Row};
 
 use super::blocks::Blocks;
-use super::token_file::TokenWriter;
+use super::token_file::RowSink;
 use super::{Example, Examples, RowEncoder, TokenCache};
 use crate::{EngineError, device, files};
 
@@ -38,6 +38,18 @@ impl DataFile {
             path,
             sha256: None,
         }
+    }
+
+    /// SHA-256 of the file in hexadecimal.
+    ///
+    /// # Errors
+    /// [`EngineError::Io`] where it is not known and the file cannot be read.
+    pub(super) fn digest(&self) -> Result<String, EngineError> {
+        if let Some(digest) = &self.sha256 {
+            return Ok(digest.to_ascii_lowercase());
+        }
+        let failed = |error| EngineError::io("read", &self.path, error);
+        Ok(files::digest(&self.path).map_err(failed)?.1)
     }
 }
 
@@ -77,30 +89,39 @@ pub fn read_examples(
     cache: &TokenCache,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<(Examples, DatasetReport), EngineError> {
-    let sha256 = match &data.sha256 {
-        Some(digest) => digest.to_ascii_lowercase(),
-        None => {
-            let failed = |error| EngineError::io("read", &data.path, error);
-            files::digest(&data.path).map_err(failed)?.1
-        }
-    };
+    let sha256 = data.digest()?;
     let key = key(data.format, &sha256, encoder)?;
     let (examples, report) = cache.get(&key, |writer| {
-        let reader = BlockReader {
-            encoder,
-            format: data.format,
-            max_bad_rows,
-            writer,
-            report: DatasetReport {
-                sha256,
-                ..DatasetReport::default()
-            },
-        };
-        reader.read(data, is_stopped)
+        read_rows(data, sha256, encoder, max_bad_rows, writer, is_stopped)
     })?;
     // The run that made them may have put up with more.
     check_bad_rows(&report, max_bad_rows)?;
     Ok((examples, report))
+}
+
+/// Reads the rows of a data set whose digest is `sha256` into `rows`.
+///
+/// # Errors
+/// As [`read_examples`].
+pub(super) fn read_rows(
+    data: &DataFile,
+    sha256: String,
+    encoder: &RowEncoder<'_>,
+    max_bad_rows: u64,
+    rows: &mut dyn RowSink,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<DatasetReport, EngineError> {
+    let reader = BlockReader {
+        encoder,
+        format: data.format,
+        max_bad_rows,
+        rows,
+        report: DatasetReport {
+            sha256,
+            ..DatasetReport::default()
+        },
+    };
+    reader.read(data, is_stopped)
 }
 
 /// Everything that the tokens depend on, as one text.
@@ -132,7 +153,7 @@ struct BlockReader<'a, 'b> {
     encoder: &'a RowEncoder<'b>,
     format: DatasetFormat,
     max_bad_rows: u64,
-    writer: &'a mut TokenWriter,
+    rows: &'a mut dyn RowSink,
     report: DatasetReport,
 }
 
@@ -190,13 +211,13 @@ impl BlockReader<'_, '_> {
     }
 
     fn push(&mut self, example: &Example) -> Result<bool, EngineError> {
-        self.writer
+        self.rows
             .push(example)
-            .map_err(|error| EngineError::io("write", "the cache of tokenised data sets", error))
+            .map_err(|error| EngineError::io("write", "the tokenised data set", error))
     }
 
     fn finish(mut self) -> Result<DatasetReport, EngineError> {
-        let written = self.writer.written();
+        let written = self.rows.written();
         if written.rows == 0 {
             let DatasetReport {
                 dropped_rows,

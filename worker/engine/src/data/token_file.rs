@@ -19,6 +19,7 @@ use sha2::{Digest, Sha256};
 use super::examples::{Example, is_trained};
 use super::read::DatasetReport;
 use crate::device::MappedFile;
+use crate::files::HashingWriter;
 
 const MAGIC: &[u8; 8] = b"TYTOKEN1";
 const DIGEST_BYTES: u64 = 32;
@@ -36,9 +37,18 @@ pub(super) struct Header {
     pub(super) report: DatasetReport,
 }
 
-/// Writes rows one by one.
+/// Takes rows one by one.
+pub(super) trait RowSink {
+    /// Adds a row. Gives whether anything in it is to be learned; otherwise nothing is added.
+    fn push(&mut self, example: &Example) -> io::Result<bool>;
+
+    /// Figures of the rows that were added.
+    fn written(&self) -> Written;
+}
+
+/// Writes rows into a token file.
 pub(super) struct TokenWriter {
-    tokens: Hashing<BufWriter<File>>,
+    tokens: HashingWriter<BufWriter<File>>,
     /// Where rows end, put behind the tokens at last.
     ends: BufWriter<File>,
     token_count: u64,
@@ -60,11 +70,7 @@ impl TokenWriter {
     /// Writes to `file`, from its start; `ends` is a second, temporary file.
     pub(super) fn new(file: File, ends: File) -> Self {
         Self {
-            tokens: Hashing {
-                inner: BufWriter::new(file),
-                hasher: Sha256::new(),
-                bytes: 0,
-            },
+            tokens: HashingWriter::new(BufWriter::new(file)),
             ends: BufWriter::new(ends),
             token_count: 0,
             row_count: 0,
@@ -72,8 +78,34 @@ impl TokenWriter {
         }
     }
 
-    /// Adds a row. Gives whether anything in it is to be learned; otherwise nothing is added.
-    pub(super) fn push(&mut self, example: &Example) -> io::Result<bool> {
+    /// Puts the rest behind the tokens and makes all of it durable.
+    pub(super) fn finish(mut self, header: &Header) -> io::Result<()> {
+        let written = self.tokens.size_bytes();
+        let padding = written.next_multiple_of(8) - written;
+        self.tokens.write_all(&[0; 8][..padding as usize])?;
+        let mut ends = self
+            .ends
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)?;
+        ends.seek(SeekFrom::Start(0))?;
+        io::copy(&mut BufReader::new(ends), &mut self.tokens)?;
+        let header = serde_json::to_vec(header)?;
+        self.tokens.write_all(&header)?;
+        for number in [self.token_count, self.row_count, header.len() as u64] {
+            self.tokens.write_all(&number.to_le_bytes())?;
+        }
+        let (mut inner, digest) = self.tokens.finish();
+        inner.write_all(&digest)?;
+        inner.write_all(MAGIC)?;
+        inner
+            .into_inner()
+            .map_err(io::IntoInnerError::into_error)?
+            .sync_all()
+    }
+}
+
+impl RowSink for TokenWriter {
+    fn push(&mut self, example: &Example) -> io::Result<bool> {
         let Some(kept) = example.kept() else {
             return Ok(false);
         };
@@ -87,57 +119,12 @@ impl TokenWriter {
         Ok(true)
     }
 
-    pub(super) const fn written(&self) -> Written {
+    fn written(&self) -> Written {
         Written {
             rows: self.row_count,
             input_tokens: self.token_count - self.row_count,
             trained_tokens: self.trained_tokens,
         }
-    }
-
-    /// Puts the rest behind the tokens and makes all of it durable.
-    pub(super) fn finish(mut self, header: &Header) -> io::Result<()> {
-        let padding = self.tokens.bytes.next_multiple_of(8) - self.tokens.bytes;
-        self.tokens.write_all(&[0; 8][..padding as usize])?;
-        let mut ends = self
-            .ends
-            .into_inner()
-            .map_err(io::IntoInnerError::into_error)?;
-        ends.seek(SeekFrom::Start(0))?;
-        io::copy(&mut BufReader::new(ends), &mut self.tokens)?;
-        let header = serde_json::to_vec(header)?;
-        self.tokens.write_all(&header)?;
-        for number in [self.token_count, self.row_count, header.len() as u64] {
-            self.tokens.write_all(&number.to_le_bytes())?;
-        }
-        let Hashing {
-            mut inner, hasher, ..
-        } = self.tokens;
-        inner.write_all(&hasher.finalize())?;
-        inner.write_all(MAGIC)?;
-        inner
-            .into_inner()
-            .map_err(io::IntoInnerError::into_error)?
-            .sync_all()
-    }
-}
-
-struct Hashing<W> {
-    inner: W,
-    hasher: Sha256,
-    bytes: u64,
-}
-
-impl<W: Write> Write for Hashing<W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.inner.write(bytes)?;
-        self.hasher.update(&bytes[..count]);
-        self.bytes += count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.inner.flush()
     }
 }
 

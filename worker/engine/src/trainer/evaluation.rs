@@ -1,7 +1,8 @@
 //! Evaluations within a run: when they are due, what they find, and when nothing better is to be hoped for.
 
 use super::progress::finite;
-use super::steps::{OnEvent, Trainer};
+use super::running::Trainer;
+use super::steps::OnEvent;
 use super::{EvaluationReport, LogLevel, TrainingEvent};
 use crate::EngineError;
 use crate::evaluate::{Evaluated, measure};
@@ -12,12 +13,13 @@ const BATCH_ROWS: usize = 8;
 impl Trainer<'_> {
     /// Whether the weights are to be measured as they are now: every `eval_steps` steps and after the last.
     pub(super) fn evaluation_is_due(&self) -> bool {
-        let step = self.state.step;
-        let is_due = step.is_multiple_of(self.run.config.eval_steps) || step == self.total_steps;
-        !self.data.evaluation_rows.is_empty()
+        let step = self.steps.state.step;
+        let is_due =
+            step.is_multiple_of(self.run.config.eval_steps) || step == self.steps.total_steps;
+        !self.evaluation_rows.is_empty()
             && step > 0
             && is_due
-            && self.state.evaluations.newest_step != step
+            && self.steps.state.evaluations.newest_step != step
     }
 
     /// Measures the weights with the rows that are kept for it; none where the run was stopped meanwhile.
@@ -26,18 +28,19 @@ impl Trainer<'_> {
         is_stopped: &(dyn Fn() -> bool + Sync),
         on_event: &mut OnEvent<'_>,
     ) -> Result<Option<EvaluationReport>, EngineError> {
-        let step = self.state.step;
-        let rows = (&self.data.examples, &*self.data.evaluation_rows);
+        let step = self.steps.state.step;
         // No larger than a training batch, for which there is memory. The figures do not depend on it.
-        let batch = BATCH_ROWS.min(self.micro_batch_size() as usize);
-        let measured = measure(&mut self.model, rows, batch, is_stopped, &mut |_| {});
+        let batch = BATCH_ROWS.min(self.steps.micro_batch_size() as usize);
+        let (model, examples) = self.steps.model_and_examples();
+        let rows = (examples, &*self.evaluation_rows);
+        let measured = measure(model, rows, batch, is_stopped, &mut |_| {});
         let loss = match measured {
             Ok(Evaluated::Completed(figures)) => Some(figures.loss),
             Ok(Evaluated::Stopped) => return Ok(None),
             Err(EngineError::NotFinite) => None,
             Err(error) => return Err(error),
         };
-        let evaluations = &mut self.state.evaluations;
+        let evaluations = &mut self.steps.state.evaluations;
         evaluations.record(step, loss);
         let report = EvaluationReport {
             loss,
@@ -64,11 +67,11 @@ impl Trainer<'_> {
 
     /// Whether the last step is done, or evaluations have found nothing better for too long.
     pub(super) fn is_over(&self, on_event: &mut OnEvent<'_>) -> bool {
-        let (step, total) = (self.state.step, self.total_steps);
+        let (step, total) = (self.steps.state.step, self.steps.total_steps);
         if step >= total {
             return true;
         }
-        let evaluations = &self.state.evaluations;
+        let evaluations = &self.steps.state.evaluations;
         let Some(patience) = self.run.config.early_stopping_patience else {
             return false;
         };

@@ -7,11 +7,10 @@
 //! The sequences of an optimizer step stay the same, so loss and gradients do too, but for rounding. What a run once
 //! had to do is kept over checkpoints.
 
-use super::steps::{OnEvent, Trainer};
+use super::steps::{OnEvent, Steps};
 use super::{LogLevel, TrainingEvent};
 use crate::EngineError;
 use crate::checkpoint::TrainerState;
-use crate::data::Order;
 use crate::model::{ModelConfig, PassSize};
 use trainyard_shared::training::TrainingConfig;
 
@@ -30,7 +29,8 @@ pub(super) struct Needs<'a> {
     /// Rank of each projection's pair in each layer, 0 for none.
     pub(super) ranks: &'a [[usize; 7]],
     pub(super) trains_weights: bool,
-    pub(super) order: &'a Order,
+    /// No micro-batch of so many sequences has more tokens.
+    pub(super) most_tokens: &'a dyn Fn(usize) -> usize,
 }
 
 /// How a run gets by with the memory that there is.
@@ -41,6 +41,14 @@ pub(super) struct Fit {
 }
 
 impl Fit {
+    /// What the config asks for.
+    pub(super) fn of_config(config: &TrainingConfig) -> Self {
+        Self {
+            micro_batch_size: config.batch_size,
+            gradient_checkpointing: config.gradient_checkpointing,
+        }
+    }
+
     /// What the config asks for, or less where the run had to do with less before.
     pub(super) fn wanted(config: &TrainingConfig, state: &TrainerState) -> Self {
         let before = state.micro_batch_size.unwrap_or(config.batch_size);
@@ -97,7 +105,7 @@ impl Needs<'_> {
     fn bytes(&self, fit: Fit, config: &TrainingConfig) -> u64 {
         self.lasting_bytes()
             + self.pass_bytes(
-                self.order.most_tokens(fit.micro_batch_size as usize),
+                (self.most_tokens)(fit.micro_batch_size as usize),
                 fit,
                 config,
             )
@@ -120,7 +128,7 @@ impl Needs<'_> {
     }
 
     fn too_large(&self, fit: Fit, config: &TrainingConfig, available: u64) -> EngineError {
-        let longest = self.order.most_tokens(1);
+        let longest = (self.most_tokens)(1);
         let mebibytes = |bytes: u64| bytes.div_ceil(1 << 20);
         let fits = |tokens: usize| {
             self.lasting_bytes() + self.pass_bytes(tokens, fit, config) + RESERVE_BYTES <= available
@@ -150,7 +158,7 @@ impl Needs<'_> {
     }
 }
 
-impl Trainer<'_> {
+impl Steps<'_> {
     /// Sequences in one micro-batch, as it runs.
     pub(super) fn micro_batch_size(&self) -> u32 {
         self.fit().micro_batch_size
@@ -158,18 +166,18 @@ impl Trainer<'_> {
 
     /// Micro-batches in one full step, as it runs.
     pub(super) fn accumulation(&self) -> u32 {
-        let config = &self.run.config;
+        let config = &self.config;
         config.gradient_accumulation_steps * config.batch_size.div_ceil(self.micro_batch_size())
     }
 
     fn fit(&self) -> Fit {
-        Fit::wanted(&self.run.config, &self.state)
+        Fit::wanted(&self.config, &self.state)
     }
 
     /// Runs with this from now on, and says so where it is less than the config asks for.
     pub(super) fn set_fit(&mut self, fit: Fit, on_event: &mut OnEvent<'_>) {
         let before = self.fit();
-        let config = &self.run.config;
+        let config = &self.config;
         if fit.micro_batch_size < config.batch_size {
             self.state.micro_batch_size = Some(fit.micro_batch_size);
         }

@@ -8,7 +8,7 @@ use super::TrainingRun;
 use crate::EngineError;
 use crate::adapter::{self, ADAPTER_WEIGHTS, AdapterConfig, NamedTensor, peft_name, read_tensor};
 use crate::export::{FloatType, FolderOptions, write_model_folder};
-use crate::model::{Adapter, Llama, ModelConfig, Parameter, TrainModel, Weight};
+use crate::model::{Adapter, Holding, Llama, ModelConfig, Parameter, TrainModel, Weight};
 use crate::weights::{ModelFiles, SafetensorsFile};
 
 /// What is trained.
@@ -59,6 +59,17 @@ impl Method {
         Ok(ranks)
     }
 
+    /// The model's own weights that are trained beside an adapter's pairs.
+    ///
+    /// # Errors
+    /// Names of modules that there are not.
+    pub(super) fn whole_weights(&self, model: &ModelConfig) -> Result<Vec<Weight>, EngineError> {
+        match self {
+            Self::Adapter(config) => whole_weights(config, model),
+            Self::Full => Ok(Vec::new()),
+        }
+    }
+
     /// How many values are trained.
     ///
     /// # Errors
@@ -88,7 +99,7 @@ impl Method {
             Self::Adapter(config) => {
                 let fresh = adapter::fresh(config, &run.model.config, run.config.seed)?;
                 let weights = whole_weights(config, &run.model.config)?;
-                adapted(run, &fresh, &weights)
+                adapted(run.model, run.holding(), &fresh, &weights)
             }
             Self::Full => TrainModel::full(Llama::load(run.model)?),
         }
@@ -123,7 +134,7 @@ impl Method {
                     ..saved.pairs
                 };
                 let weights = whole_weights(config, &run.model.config)?;
-                let mut model = adapted(run, &pairs, &weights)?;
+                let mut model = adapted(run.model, run.holding(), &pairs, &weights)?;
                 self.take_up(&folder.join(ADAPTER_WEIGHTS), &mut model.parameters_mut())?;
                 Ok(model)
             }
@@ -202,13 +213,14 @@ impl Method {
 }
 
 /// An adapter on the frozen base model, whose files need no memory any more, with the weights that are trained too.
-fn adapted(
-    run: &TrainingRun<'_>,
+pub(super) fn adapted(
+    files: &ModelFiles,
+    holding: Holding,
     adapter: &Adapter,
     weights: &[Weight],
 ) -> Result<TrainModel, EngineError> {
-    let model = Llama::load_as(run.model, run.holding())?;
-    run.model.release_memory();
+    let model = Llama::load_as(files, holding)?;
+    files.release_memory();
     TrainModel::with_weights(model, adapter, weights)
 }
 

@@ -14,10 +14,13 @@
 
 mod evaluation;
 mod event;
+pub mod local;
 mod memory;
 mod method;
 mod progress;
 mod resume;
+mod rows;
+mod running;
 mod saving;
 mod steps;
 
@@ -28,16 +31,17 @@ use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 
 use super::EngineError;
 use super::checkpoint::{RunIdentity, TrainerState};
-use super::data::{
-    DataFile, DatasetReport, Examples, Order, RowEncoder, Split, TokenCache, read_examples,
-};
+use super::data::{DataFile, DatasetReport, Order, Split, TokenCache};
 use super::model::Holding;
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
 use memory::{Fit, Needs};
 use method::Method;
 use resume::Resumed;
-use steps::{Data, Trainer};
+use running::Trainer;
+use steps::Steps;
+
+pub use rows::RowSource;
 
 pub use event::{
     CheckpointSaved, EvaluationReport, LogLevel, Started, StepReport, TrainingEvent,
@@ -73,6 +77,18 @@ pub struct TrainingRun<'a> {
 }
 
 impl TrainingRun<'_> {
+    /// The rows that are trained on.
+    fn rows(&self, chat_time: DateTime<Local>) -> RowSource<'_> {
+        RowSource {
+            model: self.model,
+            dataset: &self.dataset,
+            config: &self.config,
+            max_bad_rows: self.max_bad_rows,
+            token_cache: &self.token_cache,
+            chat_time,
+        }
+    }
+
     /// How the base model is held.
     fn holding(&self) -> Holding {
         match self.config.use_peft {
@@ -97,7 +113,7 @@ pub fn train(
         Some(resumed) => resumed.chat_time()?,
         None => Local::now(),
     };
-    let read = read_data(run, chat_time, is_stopped, &mut log);
+    let read = run.rows(chat_time).read(is_stopped, &mut log);
     if is_stopped() {
         return Ok(TrainingOutcome::Stopped {
             step: resumed.as_ref().map_or(0, |resumed| resumed.state.step),
@@ -161,16 +177,11 @@ pub fn train(
         evaluation_rows,
         dataset: dataset.clone(),
     }));
-    let data = Data {
-        examples,
-        report: dataset,
-        order,
-        evaluation_rows: split.evaluation,
-    };
     let state = (model, optimizer, state);
-    let mut trainer = Trainer::new(run, method, data, state, total_steps);
+    let mut steps = Steps::new(&run.config, (examples, order), state, total_steps);
+    steps.set_fit(fit, on_event);
+    let mut trainer = Trainer::new(run, method, steps, dataset, split.evaluation);
     trainer.find_best_weights();
-    trainer.set_fit(fit, on_event);
     trainer.run(is_stopped, on_event)
 }
 
@@ -189,38 +200,10 @@ fn fit(
         trained: method.trained(model)?,
         ranks: &ranks,
         trains_weights: method.trains_weights(),
-        order,
+        most_tokens: &|sequences| order.most_tokens(sequences),
     };
     let wanted = Fit::wanted(&run.config, state);
     needs.fit(wanted, &run.config, run.available_bytes)
-}
-
-fn read_data(
-    run: &TrainingRun<'_>,
-    chat_time: DateTime<Local>,
-    is_stopped: &dyn Fn() -> bool,
-    log: &mut dyn FnMut(LogLevel, String),
-) -> Result<(Examples, DatasetReport), EngineError> {
-    let chat = run.model.chat(chat_time)?;
-    if !chat.has_own_template() {
-        log(
-            LogLevel::Info,
-            "the model has no chat template: chats are rendered as ChatML".into(),
-        );
-    }
-    let encoder = RowEncoder {
-        chat: &chat,
-        train_on: run.config.train_on,
-        max_length: run.config.max_length as usize,
-        vocab_size: run.model.config.vocab_size,
-    };
-    read_examples(
-        &run.dataset,
-        &encoder,
-        run.max_bad_rows,
-        &run.token_cache,
-        is_stopped,
-    )
 }
 
 /// Says in the log what is done otherwise than one might expect.

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::progress::finite;
-use super::steps::{OnEvent, Trainer};
+use super::running::Trainer;
+use super::steps::OnEvent;
 use super::{CHECKPOINTS, FINAL};
 use super::{CheckpointSaved, LogLevel, TrainingEvent, TrainingOutcome};
 use crate::EngineError;
@@ -17,7 +18,7 @@ use crate::model::Parameter;
 impl Trainer<'_> {
     /// Whether the weights are to be saved as they are now: every `save_steps` steps, and where they are the best.
     pub(super) fn checkpoint_is_due(&self) -> bool {
-        let (step, evaluations) = (self.state.step, &self.state.evaluations);
+        let (step, evaluations) = (self.steps.state.step, &self.steps.state.evaluations);
         let is_due = step.is_multiple_of(self.run.config.save_steps) || evaluations.is_best(step);
         step > 0 && is_due && self.saved != (step, evaluations.newest_step)
     }
@@ -27,8 +28,8 @@ impl Trainer<'_> {
         &mut self,
         on_event: &mut OnEvent<'_>,
     ) -> Result<TrainingOutcome, EngineError> {
-        let step = self.state.step;
-        if self.saved != (step, self.state.evaluations.newest_step) {
+        let step = self.steps.state.step;
+        if self.saved != (step, self.steps.state.evaluations.newest_step) {
             self.save(on_event)?;
         }
         let own = self
@@ -46,11 +47,11 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint.
     pub(super) fn save(&mut self, on_event: &mut OnEvent<'_>) -> Result<(), EngineError> {
-        let step = self.state.step;
-        let is_best = self.state.evaluations.is_best(step);
+        let step = self.steps.state.step;
+        let is_best = self.steps.state.evaluations.is_best(step);
         let best_weights = self.best_weights.take().filter(|_| !is_best);
         let parent = self.run.output_dir.join(CHECKPOINTS);
-        let parameters = self.model.parameters_mut();
+        let parameters = self.steps.model.parameters_mut();
         check_finite(&parameters, step)?;
         let folder = checkpoint::write_folder(&parent, &checkpoint::folder_name(step), |folder| {
             let (method, base) = (&self.method, self.run.model);
@@ -60,8 +61,10 @@ impl Trainer<'_> {
                 let path = folder.join(BEST);
                 fs::copy(best, &path).map_err(|error| EngineError::io("write", path, error))?;
             }
-            self.optimizer.save(&folder.join(OPTIMIZER), &parameters)?;
-            self.state.write(folder)
+            self.steps
+                .optimizer
+                .save(&folder.join(OPTIMIZER), &parameters)?;
+            self.steps.state.write(folder)
         })?;
         if self.run.config.load_best_model_at_end {
             self.best_weights = match is_best {
@@ -69,20 +72,20 @@ impl Trainer<'_> {
                 false => best_weights.map(|_| folder.join(BEST)),
             };
         }
-        let best = self.state.evaluations.best.map(|best| best.step);
+        let best = self.steps.state.evaluations.best.map(|best| best.step);
         checkpoint::prune(&parent, self.run.config.save_total_limit as usize, best)?;
-        self.saved = (step, self.state.evaluations.newest_step);
+        self.saved = (step, self.steps.state.evaluations.newest_step);
         let mut metrics = BTreeMap::from([
-            ("loss".to_owned(), self.state.last_loss),
-            ("loss_ema".to_owned(), self.state.loss_ema),
+            ("loss".to_owned(), self.steps.state.last_loss),
+            ("loss_ema".to_owned(), self.steps.state.loss_ema),
         ]);
-        if let Some(loss) = self.state.evaluations.loss_at(step) {
+        if let Some(loss) = self.steps.state.evaluations.loss_at(step) {
             metrics.insert("eval_loss".to_owned(), Some(loss));
             metrics.insert("eval_perplexity".to_owned(), finite(loss.exp()));
         }
         on_event(TrainingEvent::CheckpointSaved(CheckpointSaved {
             step,
-            epoch: self.data.order.place_of(step).0 + 1,
+            epoch: self.steps.epoch_of(step),
             folder,
             metrics,
         }));
@@ -97,12 +100,12 @@ impl Trainer<'_> {
         if self.run.config.load_best_model_at_end {
             self.take_up_best(on_event)?;
         }
-        let parameters = self.model.parameters_mut();
-        check_finite(&parameters, self.state.step)?;
+        let parameters = self.steps.model.parameters_mut();
+        check_finite(&parameters, self.steps.state.step)?;
         let card = ModelCard {
-            state: &self.state,
-            dataset: &self.data.report,
-            evaluation_rows: self.data.evaluation_rows.len() as u64,
+            state: &self.steps.state,
+            dataset: &self.dataset,
+            evaluation_rows: self.evaluation_rows.len() as u64,
             adapter: self.method.adapter(),
             base_sha256: self.run.model.digest()?,
         };
@@ -112,25 +115,25 @@ impl Trainer<'_> {
             export::write_card(folder, &card)
         })?;
         Ok(TrainingOutcome::Completed {
-            final_loss: self.state.last_loss,
-            total_steps: self.state.step,
-            training_time: Duration::from_secs_f64(self.state.training_seconds),
+            final_loss: self.steps.state.last_loss,
+            total_steps: self.steps.state.step,
+            training_time: Duration::from_secs_f64(self.steps.state.training_seconds),
             folder,
         })
     }
 
     /// Puts the weights with the lowest evaluation loss into the model.
     fn take_up_best(&mut self, on_event: &mut OnEvent<'_>) -> Result<(), EngineError> {
-        let Some(best) = self.state.evaluations.best else {
+        let Some(best) = self.steps.state.evaluations.best else {
             return Ok(());
         };
-        if best.step == self.state.step {
+        if best.step == self.steps.state.step {
             return Ok(());
         }
         let (level, line) = match &self.best_weights {
             Some(path) => {
                 self.method
-                    .take_up(path, &mut self.model.parameters_mut())?;
+                    .take_up(path, &mut self.steps.model.parameters_mut())?;
                 let line = format!(
                     "the result has the weights of step {}, with the lowest evaluation loss ({:.4})",
                     best.step, best.loss
@@ -154,7 +157,7 @@ impl Trainer<'_> {
         let Some(folder) = &self.run.resume_from else {
             return;
         };
-        let file: PathBuf = match self.state.evaluations.is_best(self.state.step) {
+        let file: PathBuf = match self.steps.state.evaluations.is_best(self.steps.state.step) {
             true => folder.join(self.method.weights_file()),
             false => folder.join(BEST),
         };

@@ -1,15 +1,14 @@
-//! The steps of a run: forward, backward, update, report.
+//! Optimizer steps one after the other: forward, backward, update, report.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::method::Method;
+use trainyard_shared::training::TrainingConfig;
+
 use super::progress::{Speed, finite, per_second, smoothed};
-use super::{EvaluationReport, TrainingRun};
-use super::{LogLevel, StepReport, TrainingEvent, TrainingOutcome};
+use super::{LogLevel, StepReport, TrainingEvent};
 use crate::EngineError;
 use crate::checkpoint::TrainerState;
-use crate::data::{DatasetReport, Examples, Order, Sequences};
+use crate::data::{Examples, Order, Sequences};
 use crate::model::{LossSum, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::random::Random;
@@ -21,31 +20,20 @@ const SKIPPED_IN_A_ROW: u64 = 3;
 /// What happens in a run is told through this.
 pub(super) type OnEvent<'e> = dyn FnMut(TrainingEvent) + 'e;
 
-/// The data set as a run uses it.
-pub(super) struct Data {
-    pub(super) examples: Examples,
-    pub(super) report: DatasetReport,
-    pub(super) order: Order,
-    /// Rows that are kept for evaluation.
-    pub(super) evaluation_rows: Vec<u32>,
-}
-
-/// Everything that a run's steps need and change.
-pub(super) struct Trainer<'a> {
-    pub(super) run: &'a TrainingRun<'a>,
-    pub(super) method: Method,
-    pub(super) data: Data,
+/// Everything that steps need and change.
+pub(super) struct Steps<'a> {
+    pub(super) config: &'a TrainingConfig,
+    examples: Examples,
+    order: Order,
+    /// The sequences of an epoch, while its steps are done.
+    epoch: Option<(u64, Sequences)>,
     schedule: Schedule,
     pub(super) model: TrainModel,
     pub(super) optimizer: Optimizer,
     pub(super) state: TrainerState,
     pub(super) total_steps: u64,
-    /// The steps of the newest checkpoint and of the newest evaluation that it knows.
-    pub(super) saved: (u64, u64),
-    /// The file with the weights that `state.evaluations.best` tells of, where they were saved.
-    pub(super) best_weights: Option<PathBuf>,
-    /// Of the newest step, which is told once it is evaluated.
-    report: Option<StepReport>,
+    /// Over the steps done here, but for those whose loss was not finite.
+    pub(super) loss: LossSum,
     speed: Speed,
 }
 
@@ -57,65 +45,59 @@ struct Passes {
     time: Duration,
 }
 
-impl<'a> Trainer<'a> {
-    /// A run at the step that `state` says.
+impl<'a> Steps<'a> {
+    /// The steps from the one that `state` says, of `total_steps` by which the learning rate goes.
     pub(super) fn new(
-        run: &'a TrainingRun<'a>,
-        method: Method,
-        data: Data,
+        config: &'a TrainingConfig,
+        (examples, order): (Examples, Order),
         (model, optimizer, state): (TrainModel, Optimizer, TrainerState),
         total_steps: u64,
     ) -> Self {
         Self {
-            run,
-            method,
-            data,
-            schedule: Schedule::new(&run.config, total_steps),
+            config,
+            examples,
+            order,
+            epoch: None,
+            schedule: Schedule::new(config, total_steps),
             model,
             optimizer,
-            saved: (state.step, state.evaluations.newest_step),
-            best_weights: None,
-            report: None,
             state,
             total_steps,
+            loss: LossSum::default(),
             speed: Speed::default(),
         }
     }
 
-    /// Does the steps that are left.
-    pub(super) fn run(
-        mut self,
-        is_stopped: &(dyn Fn() -> bool + Sync),
+    /// The model with the rows, to be measured with them.
+    pub(super) fn model_and_examples(&mut self) -> (&mut TrainModel, &Examples) {
+        (&mut self.model, &self.examples)
+    }
+
+    /// The epoch of a step that is done, from 1.
+    pub(super) fn epoch_of(&self, step: u64) -> u64 {
+        self.order.place_of(step).0 + 1
+    }
+
+    /// Does the next step. Gives none where the run was stopped meanwhile: nothing is changed then.
+    ///
+    /// # Errors
+    /// Whatever the model says, and [`EngineError::Diverged`] after the last step that may be skipped.
+    pub(super) fn next(
+        &mut self,
+        is_stopped: &dyn Fn() -> bool,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<TrainingOutcome, EngineError> {
-        let mut current: Option<(u64, Sequences)> = None;
-        loop {
-            if self.evaluation_is_due() {
-                let Some(found) = self.evaluate(is_stopped, on_event)? else {
-                    self.tell(None, on_event);
-                    return self.stop(on_event);
-                };
-                self.tell(Some(found), on_event);
-            } else {
-                self.tell(None, on_event);
-            }
-            if self.is_over(on_event) {
-                return self.publish(on_event);
-            }
-            if self.checkpoint_is_due() {
-                self.save(on_event)?;
-            }
-            let (epoch, place) = self.data.order.place_of(self.state.step + 1);
-            let sequences = match current.take() {
-                Some((number, sequences)) if number == epoch => sequences,
-                _ => self.data.order.epoch(epoch),
-            };
-            let step = self.data.order.step(&sequences, place);
-            let Some(passes) = self.forward_backward(step, is_stopped, on_event)? else {
-                return self.stop(on_event);
-            };
-            current = Some((epoch, sequences));
-            self.finish_step(epoch + 1, &passes, on_event)?;
+    ) -> Result<Option<StepReport>, EngineError> {
+        let (epoch, place) = self.order.place_of(self.state.step + 1);
+        let sequences = match self.epoch.take() {
+            Some((number, sequences)) if number == epoch => sequences,
+            _ => self.order.epoch(epoch),
+        };
+        let step = self.order.step(&sequences, place);
+        let passes = self.forward_backward(step, is_stopped, on_event)?;
+        self.epoch = Some((epoch, sequences));
+        match passes {
+            Some(passes) => self.finish_step(epoch + 1, &passes, on_event).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -143,12 +125,11 @@ impl<'a> Trainer<'a> {
         let begun = Instant::now();
         let step = self.state.step + 1;
         let micro_batches = self
-            .data
             .order
             .micro_batches(sequences, self.micro_batch_size() as usize);
         let batches: Vec<_> = micro_batches
             .iter()
-            .map(|rows| self.data.examples.batch(rows))
+            .map(|rows| self.examples.batch(rows))
             .collect();
         let labelled: usize = batches.iter().map(|batch| batch.labelled_tokens()).sum();
         let mut loss = LossSum::default();
@@ -157,10 +138,8 @@ impl<'a> Trainer<'a> {
             if is_stopped() {
                 return Ok(None);
             }
-            let mut dropout = Random::new(
-                self.run.config.seed,
-                &format!("dropout of step {step}.{index}"),
-            );
+            let mut dropout =
+                Random::new(self.config.seed, &format!("dropout of step {step}.{index}"));
             loss +=
                 self.model
                     .forward_backward(batch, 1.0 / labelled as f32, dropout.next_u64())?;
@@ -179,7 +158,7 @@ impl<'a> Trainer<'a> {
         epoch: u64,
         passes: &Passes,
         on_event: &mut OnEvent<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<StepReport, EngineError> {
         let begun = Instant::now();
         let step = self.state.step + 1;
         let loss = passes.loss.mean();
@@ -190,6 +169,9 @@ impl<'a> Trainer<'a> {
                 .update(&mut self.model.parameters_mut(), learning_rate),
             false => f64::NAN,
         };
+        if loss.is_finite() {
+            self.loss += passes.loss;
+        }
         let time = passes.time + begun.elapsed();
         self.speed.record(time);
         self.count_step(loss, grad_norm, passes.tokens, time);
@@ -212,14 +194,13 @@ impl<'a> Trainer<'a> {
             eta_seconds: self.speed.seconds_for(self.total_steps - step),
         };
         self.log_step(&report, on_event);
-        self.report = Some(report);
         if self.state.skipped_in_a_row == SKIPPED_IN_A_ROW {
-            self.tell(None, on_event);
+            on_event(TrainingEvent::Step(report));
             let message =
                 format!("loss or gradients were not finite in {SKIPPED_IN_A_ROW} steps in a row");
             return Err(EngineError::Diverged { step, message });
         }
-        Ok(())
+        Ok(report)
     }
 
     fn count_step(&mut self, loss: f64, grad_norm: f64, tokens: u64, time: Duration) {
@@ -241,16 +222,6 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Tells the newest step, with what its evaluation found, unless it was told.
-    fn tell(&mut self, evaluation: Option<EvaluationReport>, on_event: &mut OnEvent<'_>) {
-        if let Some(report) = self.report.take() {
-            on_event(TrainingEvent::Step(StepReport {
-                evaluation,
-                ..report
-            }));
-        }
-    }
-
     fn log_step(&self, report: &StepReport, on_event: &mut OnEvent<'_>) {
         let StepReport {
             step,
@@ -264,7 +235,7 @@ impl<'a> Trainer<'a> {
                 LogLevel::Warning,
                 format!("step {step} of {total_steps}: {what}"),
             )
-        } else if step.is_multiple_of(self.run.config.logging_steps) || step == total_steps {
+        } else if step.is_multiple_of(self.config.logging_steps) || step == total_steps {
             let (loss, speed) = (
                 report.loss.unwrap_or(f64::NAN),
                 report.token_throughput.unwrap_or_default(),

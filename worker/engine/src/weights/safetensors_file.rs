@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
@@ -17,6 +18,7 @@ use crate::gguf::BlockType;
 pub struct SafetensorsFile {
     path: PathBuf,
     file: MappedFile,
+    data_start: usize,
     tensors: BTreeMap<String, Entry>,
     metadata: BTreeMap<String, String>,
 }
@@ -65,6 +67,7 @@ impl SafetensorsFile {
         Ok(Self {
             path: path.to_owned(),
             file,
+            data_start: data,
             tensors,
             metadata,
         })
@@ -93,6 +96,47 @@ impl SafetensorsFile {
     /// A tensor's shape, if the file holds it.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensors.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// All names with the type and place of their values, in the order in which the file holds them.
+    pub(crate) fn layout(&self) -> Vec<(&str, Dtype, Range<usize>)> {
+        let mut layout: Vec<_> = self
+            .tensors
+            .iter()
+            .map(|(name, entry)| (name.as_str(), entry.dtype, entry.start..entry.end))
+            .collect();
+        layout.sort_by_key(|(_, _, place)| (place.start, place.end));
+        layout
+    }
+
+    /// Everything in front of the tensors' values: the header with its length.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.file[..self.data_start]
+    }
+
+    /// Bytes of the file.
+    pub fn size_bytes(&self) -> u64 {
+        self.file.len() as u64
+    }
+
+    /// A row of 32-bit whole numbers as it is stored, little-endian; none where the file holds no such tensor.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidModel`] where it is of another type or has more than one dimension.
+    pub(crate) fn int32_row(&self, name: &str) -> Result<Option<&[u8]>, EngineError> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Ok(None);
+        };
+        if entry.dtype == Dtype::I32 && entry.shape.len() == 1 {
+            return Ok(Some(&self.file[entry.start..entry.end]));
+        }
+        Err(EngineError::InvalidModel {
+            path: self.path.clone(),
+            message: format!(
+                "tensor {name} is {:?} {:?}, and I32 of one dimension is expected",
+                entry.dtype, entry.shape
+            ),
+        })
     }
 
     /// The type of a tensor's values, if the file holds it and the type is one that is read.

@@ -41,7 +41,10 @@ fn fits_into(available_bytes: u64) -> Result<Fit, EngineError> {
 }
 
 fn order_and_state(run: &TrainingRun<'_>) -> (Order, TrainerState) {
-    let (examples, report) = read_data(run, Local::now(), &|| false, &mut |_, _| {}).unwrap();
+    let (examples, report) = run
+        .rows(Local::now())
+        .read(&|| false, &mut |_, _| {})
+        .unwrap();
     let rows = (0..examples.len() as u32).collect();
     let identity = RunIdentity {
         base_model: String::new(),
