@@ -22,6 +22,7 @@ use crate::jobs::directory::JobDirectory;
 use crate::metrics::writer::{self, MetricsWriter};
 use crate::storage::ObjectStore;
 use crate::workers::dispatcher::Dispatcher;
+use crate::workers::event::Occupation;
 use crate::workers::supervisor::{self, Supervisor};
 
 /// What the actors reach. Cheap to clone.
@@ -136,11 +137,11 @@ impl Actors {
             .await?;
         let evaluated = evaluations
             .iter()
-            .filter_map(|row| Some((WorkerId(row.worker_id?), row.id())));
+            .filter_map(|row| Some((WorkerId(row.worker_id?), Occupation::Evaluation(row.id()))));
         let known = supervisor::TakeUp {
             workers,
             held: held.iter().map(|(job, worker)| (*worker, *job)).collect(),
-            evaluated: evaluated.collect(),
+            occupied: evaluated.collect(),
         };
         self.supervisor
             .send(known)

@@ -25,8 +25,9 @@ use crate::dashboards::hub::{PublishOwned, Sight};
 use crate::database::{DatabaseError, now};
 use crate::sockets::queue::Topic;
 use crate::workers::dispatcher::Poke;
+use crate::workers::event::Occupation;
 use crate::workers::lease::Lease;
-use crate::workers::supervisor::{ReleaseEvaluation, SendOn};
+use crate::workers::supervisor::{SendOn, Vacate};
 
 /// A worker that says that it does not have an evaluation may take so long to say what became of it.
 const MISSING_GRACE: Duration = Duration::from_secs(3);
@@ -167,9 +168,9 @@ impl Carrying {
                     worker,
                     said_by_worker,
                 } => {
-                    let release = ReleaseEvaluation {
+                    let release = Vacate {
                         worker,
-                        evaluation: id,
+                        of: Occupation::Evaluation(id),
                         said_by_worker,
                     };
                     // Fails only when the platform stops.

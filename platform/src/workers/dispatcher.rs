@@ -14,7 +14,8 @@ use actix::prelude::*;
 use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::placement::{Abilities, best_for_evaluation, place};
-use super::supervisor::{Claim, ClaimForEvaluation, GetFree, ReleaseEvaluation, Unclaim};
+use super::event::Occupation;
+use super::supervisor::{Claim, GetFree, Occupy, Unclaim, Vacate};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
 use crate::evaluations;
@@ -117,24 +118,29 @@ async fn dispatch_evaluations(
             return Ok(());
         };
         free.remove(&worker);
-        let claim = ClaimForEvaluation { worker, evaluation };
-        if !matches!(actors.supervisor.send(claim).await, Ok(true)) {
+        let with = Occupation::Evaluation(evaluation);
+        if !matches!(actors.supervisor.send(Occupy { worker, with }).await, Ok(true)) {
             continue;
         }
         let event = evaluations::state::Event::Assigned(worker);
         let assigned = actors.evaluations.apply(evaluation, event).await;
         if !matches!(assigned, Ok(evaluations::state::Answer::Taken)) {
             tracing::info!(evaluation.id = %evaluation, ?assigned, "evaluation is not assigned");
-            let release = ReleaseEvaluation {
-                worker,
-                evaluation,
-                said_by_worker: true,
-            };
-            // Fails only when the platform stops.
-            let _ = actors.supervisor.send(release).await;
+            vacate(actors, worker, with).await;
         }
     }
     Ok(())
+}
+
+/// The claim came to nothing: what occupies the worker was not sent to it.
+async fn vacate(actors: &Actors, worker: WorkerId, of: Occupation) {
+    let vacate = Vacate {
+        worker,
+        of,
+        said_by_worker: true,
+    };
+    // Fails only when the platform stops.
+    let _ = actors.supervisor.send(vacate).await;
 }
 
 async fn unclaim(actors: &Actors, worker: WorkerId, job: JobId) {

@@ -2,7 +2,7 @@
 //! shown.
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, JobId, WorkerId};
 
 use crate::clock::Moment;
 
@@ -32,6 +32,44 @@ pub enum ReportedBy {
     Metrics,
 }
 
+/// What occupies a worker beside jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occupation {
+    /// It measures a model.
+    Evaluation(EvaluationId),
+    /// It takes part in a federated session.
+    Session(FederatedSessionId),
+}
+
+impl Occupation {
+    /// How the worker is shown meanwhile.
+    pub const fn status(self) -> WorkerStatus {
+        match self {
+            Self::Evaluation(_) => WorkerStatus::Evaluating,
+            Self::Session(_) => WorkerStatus::Federated,
+        }
+    }
+}
+
+/// The work beside jobs that a worker names in `heartbeat` and `pong`; where it names no list, nothing is known.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedWork {
+    /// Evaluations.
+    pub evaluations: Option<Vec<EvaluationId>>,
+    /// Federated sessions.
+    pub sessions: Option<Vec<FederatedSessionId>>,
+}
+
+impl NamedWork {
+    /// Whether that is among it, as far as is known.
+    pub fn holds(&self, what: Occupation) -> Option<bool> {
+        match what {
+            Occupation::Evaluation(id) => self.evaluations.as_ref().map(|ids| ids.contains(&id)),
+            Occupation::Session(id) => self.sessions.as_ref().map(|ids| ids.contains(&id)),
+        }
+    }
+}
+
 /// What must be done because of something that happened to a worker, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FleetEffect {
@@ -50,8 +88,10 @@ pub enum FleetEffect {
     StopForeign(WorkerId, JobId),
     /// Tell the job what became of its worker.
     TellJob(WorkerId, JobId, WorkerNews),
-    /// Tell the evaluation what became of its worker.
-    TellEvaluation(WorkerId, EvaluationId, WorkerNews),
+    /// Send `stop_federated_training` for a session that the worker should not take part in.
+    StopForeignSession(WorkerId, FederatedSessionId),
+    /// Tell what occupies the worker what became of it.
+    TellOccupation(WorkerId, Occupation, WorkerNews),
     /// The worker can be given work from now on.
     Available(WorkerId),
     /// The worker can be given no work from now on.
@@ -62,7 +102,7 @@ pub enum FleetEffect {
     SaveLastSeen(WorkerId),
 }
 
-/// What a job must know about the worker that has it.
+/// What a job, or what else occupies a worker, must know about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerNews {
     /// It has registered on a new connection.

@@ -1,7 +1,7 @@
 //! What a worker's messages about work mean to a job.
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{JobId, WorkerId};
 use trainyard_shared::message::{ErrorCode, FromWorker, Pong};
 
 use super::event::{ReportedBy, SelfReport};
@@ -96,11 +96,9 @@ pub fn self_report(pong: &Pong) -> SelfReport {
     }
 }
 
-/// Which evaluations a worker says that it has. One that names none and is idle has none; else it is not known.
-pub fn evaluations(
-    status: Option<WorkerStatus>,
-    named: Option<Vec<EvaluationId>>,
-) -> Option<Vec<EvaluationId>> {
+/// Which evaluations or sessions a worker says that it has. One that names none and is idle has none; else it is
+/// not known.
+pub fn named<Id>(status: Option<WorkerStatus>, named: Option<Vec<Id>>) -> Option<Vec<Id>> {
     named.or_else(|| (status == Some(WorkerStatus::Idle)).then(Vec::new))
 }
 

@@ -29,7 +29,7 @@ use trainyard_shared::message::{
 };
 
 use super::authentication::{self, Proved, Refused};
-use super::event::{ReportedBy, SelfReport};
+use super::event::{NamedWork, ReportedBy, SelfReport};
 use super::job_messages::{self, JobMessage};
 use super::lease::Lease;
 use super::supervisor::{Connect, Disconnected, Register, Reported, Supervisor};
@@ -237,24 +237,29 @@ impl WorkerSession {
     }
 
     fn take_from_registered(&mut self, lease: Lease, message: FromWorker, ctx: &mut Context) {
-        let (report, metrics, evaluations) = match message {
+        let (report, metrics, named) = match message {
             FromWorker::Heartbeat(heartbeat) => {
                 self.stop_unwanted(&lease, heartbeat.current_inference_ids, ctx);
-                let evaluations =
-                    job_messages::evaluations(heartbeat.status, heartbeat.current_evaluation_ids);
+                let status = heartbeat.status;
+                let named = NamedWork {
+                    evaluations: job_messages::named(status, heartbeat.current_evaluation_ids),
+                    sessions: job_messages::named(status, heartbeat.current_session_ids),
+                };
                 let report = SelfReport {
                     by: ReportedBy::Heartbeat,
                     status: heartbeat.status,
                     current_job: heartbeat.current_job_id,
                 };
-                (report, None, evaluations)
+                (report, None, named)
             }
             FromWorker::Pong(pong) => {
                 let report = job_messages::self_report(&pong);
                 self.stop_unwanted(&lease, pong.current_inference_ids, ctx);
-                let evaluations =
-                    job_messages::evaluations(report.status, pong.current_evaluation_ids);
-                (report, None, evaluations)
+                let named = NamedWork {
+                    evaluations: job_messages::named(report.status, pong.current_evaluation_ids),
+                    sessions: job_messages::named(report.status, pong.current_session_ids),
+                };
+                (report, None, named)
             }
             FromWorker::WorkerMetrics(metrics) => {
                 let report = SelfReport {
@@ -262,7 +267,7 @@ impl WorkerSession {
                     status: metrics.data.status,
                     current_job: None,
                 };
-                (report, Some(Box::new(metrics.data)), None)
+                (report, Some(Box::new(metrics.data)), NamedWork::default())
             }
             FromWorker::Error(error) => {
                 tracing::warn!(
@@ -277,7 +282,7 @@ impl WorkerSession {
             lease,
             report,
             metrics,
-            evaluations,
+            named,
         };
         let told = self.state.actors.supervisor.send(reported);
         // Fails only when the platform stops.

@@ -82,7 +82,7 @@ impl Fleet {
             holds,
             idle_since: None,
             serving: 0,
-            evaluates: None,
+            occupied: None,
             draining,
             available: false,
         });
@@ -141,8 +141,9 @@ impl Fleet {
                 effects.push(Effect::Ping(worker));
                 effects.push(Effect::TellJob(worker, job, WorkerNews::Registered));
             }
-            if member.evaluates.is_some() {
+            if member.occupied.is_some() {
                 effects.push(Effect::Ping(worker));
+                effects.extend(member.tell_occupation(worker, WorkerNews::Registered));
             }
         }
         effects.extend(member.availability(worker, now));
@@ -168,6 +169,7 @@ impl Fleet {
         if let Some(job) = member.holds {
             effects.push(Effect::TellJob(worker, job, WorkerNews::Disconnected));
         }
+        effects.extend(member.tell_occupation(worker, WorkerNews::Disconnected));
         effects.extend(member.availability(worker, now));
         effects.push(Effect::Show(worker));
         effects.push(Effect::SaveLastSeen(worker));
@@ -321,7 +323,7 @@ impl Fleet {
         if let Some(job) = member.holds {
             effects.push(Effect::TellJob(worker, job, WorkerNews::Lost));
         }
-        effects.extend(member.lose_evaluation(worker));
+        effects.extend(member.lose_occupation(worker));
         if member.available {
             effects.push(Effect::Unavailable(worker));
         }
@@ -416,8 +418,8 @@ impl Fleet {
     }
 }
 
-mod evaluations;
 mod member;
+mod occupations;
 mod serving;
 #[cfg(test)]
 mod tests;

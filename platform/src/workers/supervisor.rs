@@ -21,13 +21,14 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId, WorkerUuid};
+use trainyard_shared::ids::{JobId, WorkerId, WorkerUuid};
 use trainyard_shared::message::{
-    Ping, StopTraining, ToDashboard, ToWorker, WorkerMetricsData, WorkerUpdate, WorkerUpdateData,
+    Ping, StopFederatedTraining, StopTraining, ToDashboard, ToWorker, WorkerMetricsData,
+    WorkerUpdate, WorkerUpdateData,
 };
 
 use super::dispatcher::Poke;
-use super::event::{CloseReason, FleetEffect, Generation, WorkerNews};
+use super::event::{CloseReason, FleetEffect, Generation, Occupation, WorkerNews};
 use super::lease::Presence;
 use super::placement::Abilities;
 use super::session::{Deliver, End, WorkerSession};
@@ -44,9 +45,9 @@ use crate::jobs::event::Event;
 use crate::sockets::outgoing::Outgoing;
 
 pub use messages::{
-    Claim, ClaimForEvaluation, Connect, Disconnected, GetCandidates, GetFree, GetWorkers,
-    KeyReplaced, Register, Release, ReleaseEvaluation, Removed, Renamed, Reported, Seen,
-    SendCommand, SendOn, Sent, SetDraining, SetServing, Shutdown, TakeUp, Unclaim,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy, Register,
+    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
+    Shutdown, TakeUp, Unclaim, Vacate,
 };
 
 /// A registered worker can be given work after this time at the latest.
@@ -177,8 +178,14 @@ impl Supervisor {
                     effects.extend(self.deliver(worker, stop.encode().into()));
                 }
                 FleetEffect::TellJob(worker, job, news) => self.tell(worker, job, news),
-                FleetEffect::TellEvaluation(worker, evaluation, news) => {
-                    self.tell_evaluation(worker, evaluation, news);
+                FleetEffect::StopForeignSession(worker, session_id) => {
+                    tracing::warn!(worker.id = %worker, session.id = %session_id, "worker takes part in a session that is not its own");
+                    let stop = StopFederatedTraining { session_id };
+                    let stop = ToWorker::StopFederatedTraining(stop).encode();
+                    effects.extend(self.deliver(worker, stop.into()));
+                }
+                FleetEffect::TellOccupation(worker, occupation, news) => {
+                    self.tell_occupation(worker, occupation, news);
                 }
                 FleetEffect::Available(_) => self.poke(),
                 FleetEffect::Unavailable(_) => {}

@@ -322,8 +322,11 @@ impl World {
                     self.platform_soon(PlatformEvent::Carry);
                 }
                 FleetEffect::Available(_) => self.poke(),
-                FleetEffect::TellEvaluation(worker, evaluation, _) => {
-                    panic!("worker {worker} was given no evaluation, {evaluation} neither")
+                FleetEffect::TellOccupation(worker, occupation, _) => {
+                    panic!("worker {worker} was given nothing but jobs, {occupation:?} neither")
+                }
+                FleetEffect::StopForeignSession(worker, session) => {
+                    panic!("worker {worker} takes part in session {session}, which nobody made")
                 }
                 FleetEffect::Unavailable(_) | FleetEffect::SaveLastSeen(_) => {}
                 FleetEffect::Show(worker) => {

@@ -2,10 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::FailureKind;
 use crate::ids::{FederatedSessionId, MessageId};
 use crate::number;
 
-/// `federated_failed`: this worker has no result for the round.
+/// `federated_failed`: this worker has no result for the round, or cannot take part.
 ///
 /// Worker to platform, once for each round. A repeat is acknowledged and changes nothing. Ours:
 /// PROTOCOL 8.
@@ -35,4 +36,7 @@ pub struct FederatedFailedData {
     pub round: Option<u64>,
     /// Why, for a person.
     pub error: String,
+    /// Whose it is (ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_kind: Option<FailureKind>,
 }

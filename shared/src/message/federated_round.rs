@@ -26,11 +26,21 @@ pub struct FederatedRoundData {
     /// Rounds of the session.
     #[serde(deserialize_with = "number::count")]
     pub total_rounds: u64,
-    /// `open` or `closed`.
+    /// `waiting` (for workers), `open`, `merging`, `closed`; at the session's end `finished`, `stopped` or `failed`.
     pub status: String,
     /// Results so far.
     #[serde(deserialize_with = "number::count")]
     pub updates: u64,
+    /// Results that close the round before its time.
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub needed: Option<u64>,
+    /// Why the round does not go on, for a person; missing while it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting_because: Option<String>,
     /// Mean of the results' losses, in nats.
     #[serde(
         default,

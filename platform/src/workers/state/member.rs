@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::Effect;
 use crate::clock::Moment;
-use crate::workers::event::{CloseReason, Generation, WorkerNews, WorkerView};
+use crate::workers::event::{CloseReason, Generation, Occupation, WorkerNews, WorkerView};
 
 /// One worker, as far as decisions need it.
 #[derive(Debug, Clone)]
@@ -26,7 +26,8 @@ pub(super) struct Member {
     pub(super) idle_since: Option<Moment>,
     /// Inference requests that are with it.
     pub(super) serving: usize,
-    pub(super) evaluates: Option<EvaluationId>,
+    /// What it has beside a job.
+    pub(super) occupied: Option<Occupation>,
     pub(super) draining: bool,
     pub(super) available: bool,
 }
@@ -122,8 +123,8 @@ impl Member {
         if self.holds.is_some() {
             return WorkerStatus::Training;
         }
-        if self.evaluates.is_some() {
-            return WorkerStatus::Evaluating;
+        if let Some(occupied) = self.occupied {
+            return occupied.status();
         }
         if self.serving > 0 {
             return WorkerStatus::Inference;
@@ -144,7 +145,7 @@ impl Member {
         );
         let settled = self.settles_at.is_none_or(|at| at <= now);
         let registered = matches!(self.link, Link::Registered(_));
-        let free = self.holds.is_none() && self.evaluates.is_none() && self.serving == 0;
+        let free = self.holds.is_none() && self.occupied.is_none() && self.serving == 0;
         let available = registered && settled && idle && free && !self.draining;
         if available == self.available {
             return None;
@@ -219,7 +220,7 @@ impl Member {
         if let Some(job) = self.holds.take() {
             effects.push(Effect::TellJob(worker, job, WorkerNews::Lost));
         }
-        effects.extend(self.lose_evaluation(worker));
+        effects.extend(self.lose_occupation(worker));
         effects.extend(self.availability(worker, now));
         effects.push(Effect::Show(worker));
         effects.push(Effect::SaveLastSeen(worker));

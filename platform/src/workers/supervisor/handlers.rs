@@ -4,9 +4,9 @@ use actix::prelude::*;
 use trainyard_shared::frame::close;
 
 use super::messages::{
-    Claim, ClaimForEvaluation, Connect, Disconnected, GetCandidates, GetFree, GetWorkers,
-    KeyReplaced, Register, Release, ReleaseEvaluation, Removed, Renamed, Reported, Seen,
-    SendCommand, SendOn, Sent, SetDraining, SetServing, Shutdown, TakeUp, Unclaim,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy, Register,
+    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
+    Shutdown, TakeUp, Unclaim, Vacate,
 };
 use super::{Link, LinkNotice, Supervisor, utc_of};
 use crate::inference::placement::Candidate;
@@ -23,8 +23,8 @@ impl Handler<TakeUp> for Supervisor {
         for worker in &known.workers {
             self.add(worker, known.held.get(&worker.id).copied());
         }
-        for (worker, evaluation) in known.evaluated {
-            self.fleet.holds_evaluation(worker, evaluation);
+        for (worker, occupation) in known.occupied {
+            self.fleet.is_occupied_since_before(worker, occupation);
         }
         self.poke();
     }
@@ -125,12 +125,11 @@ impl Handler<Reported> for Supervisor {
             .fleet
             .reported(worker, generation, reported.report, self.now());
         self.carry_out(effects, context);
-        if let Some(evaluations) = reported.evaluations {
-            let effects = self
-                .fleet
-                .evaluations_reported(worker, generation, &evaluations);
-            self.carry_out(effects, context);
-        }
+        let now = self.now();
+        let effects = self
+            .fleet
+            .work_named(worker, generation, &reported.named, now);
+        self.carry_out(effects, context);
     }
 }
 
@@ -146,12 +145,11 @@ impl Handler<Claim> for Supervisor {
     }
 }
 
-impl Handler<ClaimForEvaluation> for Supervisor {
+impl Handler<Occupy> for Supervisor {
     type Result = bool;
 
-    fn handle(&mut self, claim: ClaimForEvaluation, context: &mut Context<Self>) -> bool {
-        let ClaimForEvaluation { worker, evaluation } = claim;
-        let claimed = self.fleet.claim_for_evaluation(worker, evaluation);
+    fn handle(&mut self, Occupy { worker, with }: Occupy, context: &mut Context<Self>) -> bool {
+        let claimed = self.fleet.occupy(worker, with);
         if claimed {
             self.carry_out(vec![FleetEffect::Show(worker)], context);
         }
@@ -159,16 +157,14 @@ impl Handler<ClaimForEvaluation> for Supervisor {
     }
 }
 
-impl Handler<ReleaseEvaluation> for Supervisor {
+impl Handler<Vacate> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, release: ReleaseEvaluation, context: &mut Context<Self>) {
-        let effects = self.fleet.evaluation_released(
-            release.worker,
-            release.evaluation,
-            release.said_by_worker,
-            self.now(),
-        );
+    fn handle(&mut self, vacate: Vacate, context: &mut Context<Self>) {
+        let now = self.now();
+        let effects =
+            self.fleet
+                .vacated(vacate.worker, vacate.of, vacate.said_by_worker, now);
         self.carry_out(effects, context);
     }
 }

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use actix::prelude::*;
 use bytestring::ByteString;
 use chrono::{DateTime, Utc};
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{JobId, WorkerId};
 use trainyard_shared::message::{WorkerMetricsData, WorkerRegisterData};
 
 use crate::inference::placement::Candidate;
 use crate::sockets::outgoing::Outgoing;
-use crate::workers::event::{Generation, SelfReport, WorkerView};
+use crate::workers::event::{Generation, NamedWork, Occupation, SelfReport, WorkerView};
 use crate::workers::lease::Lease;
 use crate::workers::placement::Abilities;
 use crate::workers::session::WorkerSession;
@@ -24,8 +24,8 @@ pub struct TakeUp {
     pub workers: Vec<KnownWorker>,
     /// The jobs that are with one.
     pub held: BTreeMap<WorkerId, JobId>,
-    /// The evaluations that are with one.
-    pub evaluated: BTreeMap<WorkerId, EvaluationId>,
+    /// What else is with one.
+    pub occupied: Vec<(WorkerId, Occupation)>,
 }
 
 /// A worker has authenticated. The answer is its right to be heard.
@@ -65,8 +65,8 @@ pub struct Reported {
     pub report: SelfReport,
     /// How loaded it is, where it said so.
     pub metrics: Option<Box<WorkerMetricsData>>,
-    /// Which evaluations it has, where it said so.
-    pub evaluations: Option<Vec<EvaluationId>>,
+    /// What it has beside a job.
+    pub named: NamedWork,
 }
 
 /// Take this worker for this job. The answer says whether it was free.
@@ -89,24 +89,24 @@ pub struct Unclaim {
     pub job: JobId,
 }
 
-/// Take this worker for this evaluation. The answer says whether it was free.
+/// Take this worker for this. The answer says whether it was free.
 #[derive(Message)]
 #[rtype(result = "bool")]
-pub struct ClaimForEvaluation {
+pub struct Occupy {
     /// The worker.
     pub worker: WorkerId,
-    /// The evaluation.
-    pub evaluation: EvaluationId,
+    /// For what.
+    pub with: Occupation,
 }
 
-/// The evaluation is not with the worker any more.
+/// This is not with the worker any more.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub struct ReleaseEvaluation {
+pub struct Vacate {
     /// The worker.
     pub worker: WorkerId,
-    /// The evaluation.
-    pub evaluation: EvaluationId,
+    /// What it had.
+    pub of: Occupation,
     /// Whether the worker itself said so, or never had it.
     pub said_by_worker: bool,
 }
