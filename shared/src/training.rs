@@ -6,6 +6,7 @@
 //! platform parses when a job is made and the worker again when it gets one.
 
 mod fields;
+mod local;
 mod reader;
 mod words;
 
@@ -15,6 +16,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+pub use local::LocalConfig;
 use reader::{Bounds, Reader};
 pub use words::{MixedPrecision, ScheduleKind, TargetModules, TrainOn};
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 use actix::prelude::*;
 use trainyard_shared::ids::{JobId, WorkerId};
 
-use super::placement::{Abilities, best_for_evaluation, place};
 use super::event::Occupation;
+use super::placement::{Abilities, best_for_evaluation, place};
 use super::supervisor::{Claim, GetFree, Occupy, Unclaim, Vacate};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
@@ -119,7 +119,10 @@ async fn dispatch_evaluations(
         };
         free.remove(&worker);
         let with = Occupation::Evaluation(evaluation);
-        if !matches!(actors.supervisor.send(Occupy { worker, with }).await, Ok(true)) {
+        if !matches!(
+            actors.supervisor.send(Occupy { worker, with }).await,
+            Ok(true)
+        ) {
             continue;
         }
         let event = evaluations::state::Event::Assigned(worker);

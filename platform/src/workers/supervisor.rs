@@ -45,9 +45,9 @@ use crate::jobs::event::Event;
 use crate::sockets::outgoing::Outgoing;
 
 pub use messages::{
-    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy, Register,
-    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
-    Shutdown, TakeUp, Unclaim, Vacate,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy,
+    Register, Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining,
+    SetServing, Shutdown, TakeUp, Unclaim, Vacate,
 };
 
 /// A registered worker can be given work after this time at the latest.
@@ -267,16 +267,20 @@ impl Supervisor {
         }
     }
 
-    fn tell_evaluation(&self, worker: WorkerId, evaluation: EvaluationId, news: WorkerNews) {
+    fn tell_occupation(&self, worker: WorkerId, occupation: Occupation, news: WorkerNews) {
+        if news == WorkerNews::Lost {
+            tracing::warn!(worker.id = %worker, ?occupation, "worker is lost with its work");
+        }
+        let actors = self.actors.clone();
+        // Sessions are told once there are any.
+        let Occupation::Evaluation(evaluation) = occupation else {
+            return;
+        };
         let event = match news {
             WorkerNews::Registered | WorkerNews::Disconnected => return,
             WorkerNews::Holds { holds, .. } => evaluations::Event::WorkerHolds { worker, holds },
-            WorkerNews::Lost => {
-                tracing::warn!(worker.id = %worker, evaluation.id = %evaluation, "worker is lost with its evaluation");
-                evaluations::Event::WorkerLost(worker)
-            }
+            WorkerNews::Lost => evaluations::Event::WorkerLost(worker),
         };
-        let actors = self.actors.clone();
         actix::spawn(async move { actors.evaluations.tell(evaluation, event).await });
     }
 

@@ -302,6 +302,7 @@ impl Connection {
                 current_job_id: doing.job_id,
                 current_inference_ids: Some(doing.inference_ids),
                 current_evaluation_ids: Some(doing.evaluation_ids),
+                current_session_ids: None,
             }));
         }
     }

@@ -99,7 +99,11 @@ fn federated_failed(
         worker_id: None,
         session_id,
         message_id: Some(MessageId::random()),
-        data: FederatedFailedData { round, error },
+        data: FederatedFailedData {
+            round,
+            error,
+            failure_kind: Some(FailureKind::BadConfig),
+        },
     })
 }
 

@@ -155,16 +155,16 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_occupied_is_given_nothing_else_and_says_so() {
-        for (occupation, status) in [
-            (E, WorkerStatus::Evaluating),
-            (S, WorkerStatus::Federated),
-        ] {
+        for (occupation, status) in [(E, WorkerStatus::Evaluating), (S, WorkerStatus::Federated)] {
             let (mut fleet, _) = fleet();
             assert!(fleet.occupy(A, occupation));
             assert!(!fleet.occupy(A, E) && !fleet.occupy(A, S));
             assert!(!fleet.claim(A, JobId(1)));
             assert_eq!(fleet.view(A).unwrap().status, status);
-            assert_eq!(fleet.vacated(A, Occupation::Evaluation(EvaluationId(8)), true, at(1)), []);
+            assert_eq!(
+                fleet.vacated(A, Occupation::Evaluation(EvaluationId(8)), true, at(1)),
+                []
+            );
             let effects = fleet.vacated(A, occupation, true, at(1));
             assert_eq!(effects, [Effect::Available(A), Effect::Show(A)]);
         }

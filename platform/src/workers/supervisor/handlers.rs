@@ -4,9 +4,9 @@ use actix::prelude::*;
 use trainyard_shared::frame::close;
 
 use super::messages::{
-    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy, Register,
-    Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining, SetServing,
-    Shutdown, TakeUp, Unclaim, Vacate,
+    Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy,
+    Register, Release, Removed, Renamed, Reported, Seen, SendCommand, SendOn, Sent, SetDraining,
+    SetServing, Shutdown, TakeUp, Unclaim, Vacate,
 };
 use super::{Link, LinkNotice, Supervisor, utc_of};
 use crate::inference::placement::Candidate;
@@ -162,9 +162,9 @@ impl Handler<Vacate> for Supervisor {
 
     fn handle(&mut self, vacate: Vacate, context: &mut Context<Self>) {
         let now = self.now();
-        let effects =
-            self.fleet
-                .vacated(vacate.worker, vacate.of, vacate.said_by_worker, now);
+        let effects = self
+            .fleet
+            .vacated(vacate.worker, vacate.of, vacate.said_by_worker, now);
         self.carry_out(effects, context);
     }
 }
