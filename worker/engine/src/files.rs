@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
 /// Who may read a file that is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,17 +21,48 @@ pub enum Access {
 /// The temporary file lies beside `path` (never on another file system). Errors are those of the file system;
 /// `path` is then unchanged.
 pub fn write_atomically(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
-    let folder = parent(path)?;
-    let mut temporary = tempfile::Builder::new();
-    temporary.prefix(".").suffix(".tmp");
-    if access == Access::Default {
-        allow_others_to_read(&mut temporary);
-    }
-    let mut file = temporary.tempfile_in(folder)?;
+    let mut file = AsideFile::create(path, access)?;
     file.write_all(content)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|failed| failed.error)?;
-    sync_folder(folder)
+    file.put_in_place()
+}
+
+/// A file that is written aside, and gone again unless it is put in its place.
+#[derive(Debug)]
+pub struct AsideFile<'a> {
+    file: NamedTempFile,
+    path: &'a Path,
+}
+
+impl<'a> AsideFile<'a> {
+    /// Begins a file that is to stand at `path`; its folder must be there.
+    pub fn create(path: &'a Path, access: Access) -> io::Result<Self> {
+        let mut temporary = tempfile::Builder::new();
+        temporary.prefix(".").suffix(".tmp");
+        if access == Access::Default {
+            allow_others_to_read(&mut temporary);
+        }
+        let file = temporary.tempfile_in(parent(path)?)?;
+        Ok(Self { file, path })
+    }
+
+    /// Makes what was written durable, and then the name.
+    pub fn put_in_place(self) -> io::Result<()> {
+        self.file.as_file().sync_all()?;
+        self.file
+            .persist(self.path)
+            .map_err(|failed| failed.error)?;
+        sync_folder(parent(self.path)?)
+    }
+}
+
+impl Write for AsideFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
 }
 
 /// Moves a finished file or folder to its place and makes the move durable.

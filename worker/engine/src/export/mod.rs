@@ -26,6 +26,7 @@ pub use aside::Existing;
 pub use card::{ModelCard, write_card};
 pub use float_type::FloatType;
 pub use model_folder::{FolderOptions, MAX_SHARD_BYTES, write_model_folder};
+pub use safetensors::{PlannedTensor, safetensors_header};
 
 /// What is written.
 #[derive(Debug, Clone, Copy)]

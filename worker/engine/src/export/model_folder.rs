@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::FloatType;
-use super::safetensors::{Planned, write_weights};
+use super::safetensors::{PlannedTensor, write_weights};
 use crate::EngineError;
 use crate::model::{ModelConfig, Weight};
 use crate::weights::ModelFiles;
@@ -56,12 +56,12 @@ pub(super) fn write_changed_model(
     mut tensor: impl FnMut(&str, &[usize]) -> Result<Vec<f32>, EngineError>,
 ) -> Result<(), EngineError> {
     let embedding = Weight::Embedding.name();
-    let tensors: Vec<Planned> = Weight::all(config)
+    let tensors: Vec<PlannedTensor> = Weight::all(config)
         .iter()
         .map(|weight| {
             let name = weight.name();
             let stored = || base.float_type(&name).or(base.float_type(&embedding));
-            Planned {
+            PlannedTensor {
                 float_type: options.float_type.or_else(stored).unwrap_or(FloatType::F16),
                 shape: weight.shape(config),
                 name,

@@ -12,7 +12,7 @@ use crate::EngineError;
 
 /// A tensor that is to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Planned {
+pub struct PlannedTensor {
     /// Its name in the file.
     pub name: String,
     /// Its shape, outermost dimension first.
@@ -21,7 +21,7 @@ pub(super) struct Planned {
     pub float_type: FloatType,
 }
 
-impl Planned {
+impl PlannedTensor {
     fn bytes(&self) -> u64 {
         (self.shape.iter().product::<usize>() * self.float_type.bytes()) as u64
     }
@@ -41,9 +41,9 @@ const ALIGNMENT: usize = 8;
 /// finite; whatever `values` answers.
 pub(super) fn write_weights(
     folder: &Path,
-    tensors: &[Planned],
+    tensors: &[PlannedTensor],
     max_shard_bytes: u64,
-    mut values: impl FnMut(&Planned) -> Result<Vec<f32>, EngineError>,
+    mut values: impl FnMut(&PlannedTensor) -> Result<Vec<f32>, EngineError>,
 ) -> Result<(), EngineError> {
     let shards = shards(tensors, max_shard_bytes);
     if let [_] = shards.as_slice() {
@@ -56,13 +56,13 @@ pub(super) fn write_weights(
         let names = tensors[range.clone()].iter();
         weight_map.extend(names.map(|tensor| (tensor.name.clone(), json!(name))));
     }
-    let total: u64 = tensors.iter().map(Planned::bytes).sum();
+    let total: u64 = tensors.iter().map(PlannedTensor::bytes).sum();
     let index = json!({"metadata": {"total_size": total}, "weight_map": weight_map});
     super::model_folder::write_json(&folder.join("model.safetensors.index.json"), &index)
 }
 
 /// Runs of tensors, each of at most `max_bytes`, or of one tensor.
-fn shards(tensors: &[Planned], max_bytes: u64) -> Vec<Range<usize>> {
+fn shards(tensors: &[PlannedTensor], max_bytes: u64) -> Vec<Range<usize>> {
     let mut shards = Vec::new();
     let (mut start, mut bytes) = (0, 0);
     for (i, tensor) in tensors.iter().enumerate() {
@@ -78,12 +78,13 @@ fn shards(tensors: &[Planned], max_bytes: u64) -> Vec<Range<usize>> {
 
 fn write_file(
     path: &Path,
-    tensors: &[Planned],
-    values: &mut impl FnMut(&Planned) -> Result<Vec<f32>, EngineError>,
+    tensors: &[PlannedTensor],
+    values: &mut impl FnMut(&PlannedTensor) -> Result<Vec<f32>, EngineError>,
 ) -> Result<(), EngineError> {
     let failed = |error: io::Error| EngineError::io("write", path, error);
     let mut file = BufWriter::new(File::create_new(path).map_err(failed)?);
-    file.write_all(&header(tensors)).map_err(failed)?;
+    file.write_all(&safetensors_header(tensors))
+        .map_err(failed)?;
     let mut bytes = Vec::with_capacity(CHUNK * 4);
     for tensor in tensors {
         let values = values(tensor)?;
@@ -101,8 +102,8 @@ fn write_file(
     file.sync_all().map_err(failed)
 }
 
-/// Length, names, types and places of all tensors, as every safetensors file begins.
-fn header(tensors: &[Planned]) -> Vec<u8> {
+/// How a safetensors file begins: the length of its header, and there names, types, shapes and places of all tensors.
+pub fn safetensors_header(tensors: &[PlannedTensor]) -> Vec<u8> {
     let mut entries = Map::from_iter([("__metadata__".to_owned(), json!({"format": "pt"}))]);
     let mut start = 0;
     for tensor in tensors {
@@ -122,8 +123,8 @@ fn header(tensors: &[Planned]) -> Vec<u8> {
     header
 }
 
-fn not_finite(path: &Path, tensor: &Planned, value: f32) -> EngineError {
-    let Planned {
+fn not_finite(path: &Path, tensor: &PlannedTensor, value: f32) -> EngineError {
+    let PlannedTensor {
         name, float_type, ..
     } = tensor;
     let message = if value.is_finite() {
@@ -144,8 +145,8 @@ mod tests {
     use super::*;
     use crate::weights::SafetensorsFile;
 
-    fn planned(name: &str, shape: &[usize], float_type: FloatType) -> Planned {
-        Planned {
+    fn planned(name: &str, shape: &[usize], float_type: FloatType) -> PlannedTensor {
+        PlannedTensor {
             name: name.to_owned(),
             shape: shape.to_vec(),
             float_type,

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
+use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::EngineError;
@@ -42,9 +43,11 @@ impl SafetensorsFile {
             path: path.to_owned(),
             message,
         };
+        if let Some(header) = header_of(&file) {
+            check_entries(header, file.len()).map_err(invalid)?;
+        }
         let (header_bytes, header) =
             SafeTensors::read_metadata(&file).map_err(|error| invalid(reason(&error, &file)))?;
-        check_names(&file[8..8 + header_bytes]).map_err(invalid)?;
         let data = 8 + header_bytes;
         let entry = |name: &String| {
             let info = header.info(name)?;
@@ -149,6 +152,17 @@ impl SafetensorsFile {
         }
     }
 
+    /// The type of a tensor's values as the file names it, also where it is none that is read.
+    pub fn type_name(&self, name: &str) -> Option<String> {
+        self.tensors.get(name).map(|entry| entry.dtype.to_string())
+    }
+
+    /// Which bytes of the file a tensor's values take up.
+    pub fn place(&self, name: &str) -> Option<Range<u64>> {
+        let entry = self.tensors.get(name)?;
+        Some(entry.start as u64..entry.end as u64)
+    }
+
     /// A tensor's values as `f32`, row-major.
     ///
     /// # Errors
@@ -197,10 +211,7 @@ fn reason(error: &SafeTensorError, file: &[u8]) -> String {
         SafeTensorError::InvalidHeaderLength => {
             "incomplete or corrupt: cut off inside its header".into()
         }
-        SafeTensorError::MetadataIncompleteBuffer => {
-            "incomplete or corrupt: its tensors do not take up exactly the bytes that are there"
-                .into()
-        }
+        SafeTensorError::MetadataIncompleteBuffer => NOT_ALL_BYTES.into(),
         SafeTensorError::TensorInvalidInfo | SafeTensorError::ValidationOverflow => {
             "corrupt: a tensor's size does not match shape and dtype".into()
         }
@@ -213,33 +224,58 @@ fn reason(error: &SafeTensorError, file: &[u8]) -> String {
     }
 }
 
-/// The format's reader lets the last of two tensors of one name win; readers differ, so neither is taken.
-fn check_names(header: &[u8]) -> Result<(), String> {
-    struct UniqueNames;
-    impl<'de> Visitor<'de> for UniqueNames {
-        type Value = Option<String>;
+const NOT_ALL_BYTES: &str =
+    "incomplete or corrupt: its tensors do not take up exactly the bytes that are there";
+
+/// The header's bytes, if they are all there.
+fn header_of(file: &[u8]) -> Option<&[u8]> {
+    let (length, rest) = file.split_first_chunk()?;
+    rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+}
+
+/// Refuses what the format's own reader does not. It lets the last of two tensors of one name win, while other readers
+/// take the first; and it adds to the places that a header claims before it compares them with the file's length, which
+/// overflows where they are made for it.
+fn check_entries(header: &[u8], file_bytes: usize) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Places {
+        data_offsets: Option<(u64, u64)>,
+    }
+
+    struct Entries(u64);
+    impl<'de> Visitor<'de> for Entries {
+        type Value = Result<(), String>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object of tensors")
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<String>, A::Error> {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
             let mut seen = HashSet::new();
+            let mut sound = Ok(());
             while let Some(name) = map.next_key::<String>()? {
-                map.next_value::<IgnoredAny>()?;
-                if !seen.insert(name.clone()) {
-                    return Ok(Some(name));
+                let end = if name == "__metadata__" {
+                    map.next_value::<IgnoredAny>()?;
+                    0
+                } else {
+                    let places: Places = map.next_value()?;
+                    places.data_offsets.map_or(0, |(_, end)| end)
+                };
+                if end > self.0 {
+                    sound = Err(NOT_ALL_BYTES.to_owned());
                 }
+                if seen.contains(&name) {
+                    sound = Err(format!(
+                        "corrupt: duplicate key: tensor {name} stands twice"
+                    ));
+                }
+                seen.insert(name);
             }
-            Ok(None)
+            Ok(sound)
         }
     }
     let mut reader = serde_json::Deserializer::from_slice(header);
-    match reader.deserialize_map(UniqueNames) {
-        Ok(None) => Ok(()),
-        Ok(Some(name)) => Err(format!(
-            "corrupt: duplicate key: tensor {name} stands twice"
-        )),
-        Err(error) => Err(format!("corrupt: {error}")),
-    }
+    reader
+        .deserialize_map(Entries(file_bytes as u64))
+        .map_err(|error| format!("corrupt: {error}"))?
 }
