@@ -10,9 +10,11 @@ use std::sync::Arc;
 use chrono::{DateTime, Local};
 use serde_json::Value;
 use tempfile::TempDir;
+use trainyard_aggregation::{CheckError, GlobalAdapter, check};
 use trainyard_datasets::{ReadAt, Records, RowReport, report_on};
 use trainyard_engine::adapter::{self, AdapterConfig};
 use trainyard_engine::chat_template::ChatTemplate;
+use trainyard_engine::export::{FloatType, PlannedTensor, safetensors_header};
 use trainyard_engine::gguf::{GgufModel, read_structure};
 use trainyard_engine::model::{Architecture, ModelConfig, RopeScaling};
 use trainyard_engine::tokenizer::SpecialTokens;
@@ -43,6 +45,7 @@ pub const TARGETS: &[Target] = &[
         ..target("parquet", parquet)
     },
     target("safetensors", safetensors),
+    target("adapter_upload", adapter_upload),
     target("gguf", gguf),
     target("adapter_config", adapter_config),
     Target {
@@ -180,6 +183,52 @@ pub fn safetensors(input: &[u8]) {
         }
         assert!(bytes <= input.len(), "no value comes from nowhere");
     });
+}
+
+/// An adapter that a participant of a federated round uploads, beside a small global one.
+pub fn adapter_upload(input: &[u8]) {
+    thread_local! {
+        static GLOBAL: (TempDir, GlobalAdapter) = global_adapter();
+    }
+    with_file("upload.safetensors", input, |path| {
+        let checked = GLOBAL.with(|(_, global)| check(path, global, None));
+        match checked {
+            Ok(checked) => {
+                assert!(checked.delta_norm.is_finite());
+                let file = SafetensorsFile::open(path).expect("what was checked can be opened");
+                for (name, values) in [("a", 6), ("b", 3)] {
+                    let tensor = file.tensor(name).expect("what was checked is there");
+                    assert_eq!(tensor.len(), values);
+                    assert!(
+                        tensor.iter().all(|x| x.is_finite()),
+                        "what was checked is finite"
+                    );
+                }
+            }
+            Err(CheckError::Refused(refusal)) => assert!(!refusal.to_string().is_empty()),
+            Err(CheckError::Failed(error)) => panic!("the file can be read: {error}"),
+        }
+    });
+}
+
+/// An adapter of two tensors, in a folder that must stay as long as it.
+fn global_adapter() -> (TempDir, GlobalAdapter) {
+    let tensor = |name: &str, shape: &[usize], float_type| PlannedTensor {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        float_type,
+    };
+    let tensors = [
+        tensor("a", &[2, 3], FloatType::F32),
+        tensor("b", &[3], FloatType::F16),
+    ];
+    let mut file = safetensors_header(&tensors);
+    file.extend([0; 6 * 4 + 3 * 2]);
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let path = folder.path().join("global.safetensors");
+    write(&path, &file);
+    let global = GlobalAdapter::open(&path).expect("a sound adapter can be opened");
+    (folder, global)
 }
 
 /// A GGUF file: its structure, and the model, tokenizer and weights in it.

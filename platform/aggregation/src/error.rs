@@ -1,0 +1,86 @@
+//! Why a merge could not be made; what is wrong with an upload is a [`Refusal`].
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use trainyard_engine::EngineError;
+
+use crate::Refusal;
+
+/// What stands in the way of a check or a merge, through no fault of an upload.
+#[derive(Debug, thiserror::Error)]
+pub enum AggregationError {
+    /// A file could not be read or written.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// What was being done, as a verb: "read", "write".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// The global adapter or the velocity that goes with it cannot be used.
+    #[error("{}: {message}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// An upload is not any more what was checked.
+    #[error("the result of {name} has changed since it was checked: {refusal}")]
+    Changed {
+        /// The participant.
+        name: String,
+        /// What is wrong with it now.
+        refusal: Refusal,
+    },
+    /// There is nothing to merge.
+    #[error("a round without a result cannot be merged")]
+    NoUpdates,
+    /// A participant counts once.
+    #[error("there are two results of {0}")]
+    TwoUpdates(String),
+    /// The system gave no threads.
+    #[error("no threads to merge on: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+}
+
+impl AggregationError {
+    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn unusable(path: &Path, message: impl Into<String>) -> Self {
+        Self::Unusable {
+            path: path.to_owned(),
+            message: message.into(),
+        }
+    }
+}
+
+impl From<EngineError> for AggregationError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Io {
+                action,
+                path,
+                source,
+            } => Self::Io {
+                action,
+                path,
+                source,
+            },
+            EngineError::InvalidModel { path, message } => Self::Unusable { path, message },
+            other => Self::Unusable {
+                path: PathBuf::new(),
+                message: other.to_string(),
+            },
+        }
+    }
+}
