@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use trainyard_engine::EngineError;
-use trainyard_engine::export::FloatType;
+use trainyard_engine::export::{FloatType, PlannedTensor, safetensors_header};
 use trainyard_engine::weights::SafetensorsFile;
 
 use crate::pieces::Stored;
@@ -62,6 +62,17 @@ impl Layout {
         Self {
             tensors: self.tensors.iter().map(with).collect(),
         }
+    }
+
+    /// How a file with these tensors begins, up to the first value.
+    pub(crate) fn header(&self) -> Vec<u8> {
+        let planned = |tensor: &TensorLayout| PlannedTensor {
+            name: tensor.name.clone(),
+            shape: tensor.shape.clone(),
+            float_type: tensor.float_type,
+        };
+        let tensors: Vec<PlannedTensor> = self.tensors.iter().map(planned).collect();
+        safetensors_header(&tensors)
     }
 
     /// Where `file` holds the tensors of this layout, if it holds these and nothing else.

@@ -17,7 +17,6 @@ mod layout;
 mod merge;
 mod outer_step;
 mod outliers;
-mod output;
 mod pieces;
 mod refusal;
 mod rows;

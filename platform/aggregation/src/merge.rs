@@ -7,14 +7,15 @@
 //! 4. The new adapter (and the velocity) is written aside while its SHA-256 is taken, synced and renamed.
 
 use std::fmt;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use trainyard_engine::export::FloatType;
+use trainyard_engine::files::{Access, AsideFile, HashingWriter};
 use trainyard_engine::weights::SafetensorsFile;
 
 use crate::combination::Combination;
 use crate::outer_step::{OuterStep, outer_step};
-use crate::output::{self, Output, Written};
 use crate::pieces::{Piece, Stored};
 use crate::rows::{are_finite, round, squared_distance};
 use crate::sweep::sweep;
@@ -226,13 +227,18 @@ impl<'a> Merging<'a> {
         let global = self.merge.global;
         let combination = Combination::new(self.merge.rule, &self.kept, global)?;
         let pieces = Piece::all(global.layout(), combination.piece_values());
-        let mut weights = Output::hashed(out)?;
-        weights.write(global.header())?;
+        let failed = |error| AggregationError::io("write", out, error);
+        let velocity_failed = |error| AggregationError::io("write", velocity_out, error);
+        let aside = AsideFile::create(out, Access::Default).map_err(failed)?;
+        let mut weights = HashingWriter::new(aside);
+        weights.write_all(global.header()).map_err(failed)?;
         let mut velocity = None;
         if self.merge.rule == Rule::Nesterov {
-            let mut output = Output::create(velocity_out)?;
-            output.write(&output::header(&global.layout().with_type(FloatType::F32)))?;
-            velocity = Some(output);
+            let aside = AsideFile::create(velocity_out, Access::Default);
+            let mut aside = aside.map_err(velocity_failed)?;
+            let header = global.layout().with_type(FloatType::F32).header();
+            aside.write_all(&header).map_err(velocity_failed)?;
+            velocity = Some(aside);
         }
         let mut squared_change = 0.0;
         sweep(
@@ -240,20 +246,25 @@ impl<'a> Merging<'a> {
             |workspace: &mut Workspace, piece| self.compute(&combination, piece, workspace),
             |workspace| {
                 squared_change += workspace.squared_change;
-                weights.write(workspace.weight_bytes())?;
+                weights
+                    .write_all(workspace.weight_bytes())
+                    .map_err(failed)?;
                 if let Some(velocity) = &mut velocity {
-                    velocity.write(bytemuck::cast_slice(&workspace.velocity))?;
+                    let bytes = bytemuck::cast_slice(&workspace.velocity);
+                    velocity.write_all(bytes).map_err(velocity_failed)?;
                 }
                 Ok::<(), Halt>(())
             },
         )?;
         if let Some(velocity) = velocity {
-            velocity.put_in_place()?;
+            velocity.put_in_place().map_err(velocity_failed)?;
         }
-        let Written { sha256, size_bytes } = weights.put_in_place()?;
+        let size_bytes = weights.size_bytes();
+        let (weights, sha256) = weights.finish();
+        weights.put_in_place().map_err(failed)?;
         let name = |one: &Participant<'_>| one.update.name.clone();
         Ok(Merged {
-            sha256,
+            sha256: hex::encode(sha256),
             size_bytes,
             kept: self.kept.iter().map(name).collect(),
             eliminated: self.eliminated.clone(),

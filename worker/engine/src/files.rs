@@ -181,22 +181,15 @@ pub struct WrittenFile {
 /// Whatever `write` answers, made from the system's error where that fails; what was at `path` then stays.
 pub fn write_hashed<E: From<io::Error>>(
     path: &Path,
-    write: impl FnOnce(&mut HashingWriter<io::BufWriter<&File>>) -> Result<(), E>,
+    write: impl FnOnce(&mut HashingWriter<io::BufWriter<AsideFile<'_>>>) -> Result<(), E>,
 ) -> Result<WrittenFile, E> {
-    let folder = parent(path)?;
-    let mut temporary = tempfile::Builder::new();
-    temporary.prefix(".").suffix(".tmp");
-    allow_others_to_read(&mut temporary);
-    let temporary = temporary.tempfile_in(folder)?;
-    let mut writer = HashingWriter::new(io::BufWriter::new(temporary.as_file()));
+    let file = AsideFile::create(path, Access::Default)?;
+    let mut writer = HashingWriter::new(io::BufWriter::new(file));
     write(&mut writer)?;
     let size_bytes = writer.size_bytes();
-    let (mut inner, sha256) = writer.finish();
-    inner.flush()?;
-    drop(inner);
-    temporary.as_file().sync_all()?;
-    temporary.persist(path).map_err(|failed| failed.error)?;
-    sync_folder(folder)?;
+    let (inner, sha256) = writer.finish();
+    let file = inner.into_inner().map_err(|failed| failed.into_error())?;
+    file.put_in_place()?;
     Ok(WrittenFile {
         size_bytes,
         sha256: hex::encode(sha256),
