@@ -10,9 +10,12 @@ use std::sync::Arc;
 
 use actix::prelude::*;
 use trainyard_shared::ids::WorkerId;
+use trainyard_worker::tasks::base_model::ModelSource;
+use trainyard_worker::tasks::transfers::{Http, RetryPolicy};
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::coordinator::{self, directory::Directory};
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
 use crate::evaluations::directory::EvaluationDirectory;
@@ -20,6 +23,7 @@ use crate::inference::directory::InferenceDirectory;
 use crate::inference::router::InferenceRouter;
 use crate::jobs::directory::JobDirectory;
 use crate::metrics::writer::{self, MetricsWriter};
+use crate::rounds::scratch::Scratch;
 use crate::storage::ObjectStore;
 use crate::workers::dispatcher::Dispatcher;
 use crate::workers::event::Occupation;
@@ -57,6 +61,14 @@ pub struct Inner {
     pub inferences: InferenceDirectory,
     /// The evaluations.
     pub evaluations: EvaluationDirectory,
+    /// The thread on which the actors of federated sessions run.
+    pub arbiter: ArbiterHandle,
+    /// Files on their way.
+    pub scratch: Scratch,
+    /// Finds base models.
+    pub base_models: ModelSource,
+    /// The volunteer sessions.
+    pub coordinators: Directory,
 }
 
 impl std::ops::Deref for Actors {
@@ -82,7 +94,13 @@ impl Actors {
         config: Arc<Config>,
         database: Database,
         storage: Arc<dyn ObjectStore>,
+        scratch: Scratch,
     ) -> Result<(Self, RunningActors), DatabaseError> {
+        let http = Http::new(RetryPolicy::default()).map_err(|error| {
+            tracing::error!(%error, "no HTTP client for base models");
+            DatabaseError::Stopped
+        })?;
+        let base_models = ModelSource::new(config.models.clone(), http);
         let arbiter = Arbiter::new();
         let handle = arbiter.handle();
         let (give, given) = tokio::sync::oneshot::channel();
@@ -106,7 +124,11 @@ impl Actors {
                     jobs: JobDirectory::new(handle.clone()),
                     router: router.address(),
                     inferences: InferenceDirectory::new(handle.clone(), clock),
-                    evaluations: EvaluationDirectory::new(handle),
+                    evaluations: EvaluationDirectory::new(handle.clone()),
+                    arbiter: handle,
+                    scratch,
+                    base_models,
+                    coordinators: Directory::default(),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));
@@ -153,7 +175,7 @@ impl Actors {
         for row in evaluations {
             self.evaluations.start(self, row);
         }
-        Ok(())
+        coordinator::take_up(self).await
     }
 }
 

@@ -8,9 +8,9 @@ mod client;
 mod completions;
 mod config;
 mod conformance;
+mod coordinators;
 mod credentials;
 mod datasets;
-#[cfg(feature = "embedded-worker")]
 mod demo;
 mod error;
 mod evaluate;
@@ -64,7 +64,6 @@ enum Command {
     /// Run the platform.
     Serve(serve::Options),
     /// Show the whole main job on this machine: a platform, a worker, a fine-tune, the answers before and after.
-    #[cfg(feature = "embedded-worker")]
     Demo(demo::Options),
     /// Print every setting of the platform with its value and where that came from.
     Config(config::Options),
@@ -90,6 +89,9 @@ enum Command {
     /// Training jobs.
     #[command(subcommand)]
     Jobs(jobs::Command),
+    /// Sessions in which volunteers train over Coordinator protocol v1.
+    #[command(subcommand)]
+    Coordinators(coordinators::Command),
     /// Talk with a model, one that was trained here or a base model.
     Chat(chat::Options),
     /// Have a model measured on a data set.
@@ -121,7 +123,6 @@ pub fn main() -> ExitCode {
 fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(options) => serve::run(options),
-        #[cfg(feature = "embedded-worker")]
         Command::Demo(options) => demo::run(&options, output),
         Command::Config(options) => done(config::run(&options, output)),
         Command::Completions(options) => done(completions::run(&options)),
@@ -150,6 +151,9 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         }
         Command::Evaluate(options) => {
             block_on(async { evaluate::run(&options, &platform(common)?, output).await })
+        }
+        Command::Coordinators(command) => {
+            block_on(async { coordinators::run(command, &platform(common)?, output).await })
         }
         Command::Jobs(command) => {
             block_on(async { jobs::run(command, &platform(common)?, output).await })

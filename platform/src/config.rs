@@ -7,9 +7,10 @@ mod sources;
 mod table;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use trainyard_shared::Secret;
+use trainyard_worker::config::{ModelSettings, hub_cache};
 use url::Url;
 
 pub use sources::{Source, Sources};
@@ -66,6 +67,10 @@ pub struct Config {
     pub inference_queue_timeout: Duration,
     /// How long a worker may be silent about an inference request.
     pub inference_timeout: Duration,
+    /// How far a volunteer's upload may lag behind its slowest pace.
+    pub result_upload_grace: Duration,
+    /// Where base models come from.
+    pub models: ModelSettings,
     /// Largest text frame on a WebSocket.
     pub max_frame_bytes: usize,
     /// Largest uploaded file.
@@ -138,6 +143,7 @@ impl Config {
                 _ => Ok(url),
             })
         });
+        let models = model_settings(&mut resolver, &data_dir);
         let database_path = database.unwrap_or_else(|| data_dir.join("trainyard.db"));
         let storage_root = storage.unwrap_or_else(|| data_dir.join("storage"));
         let mut config = Self {
@@ -154,6 +160,8 @@ impl Config {
             stop_grace: resolver.required("STOP_GRACE", seconds),
             inference_queue_timeout: resolver.required("INFERENCE_QUEUE_TIMEOUT", seconds),
             inference_timeout: resolver.required("INFERENCE_TIMEOUT", seconds),
+            result_upload_grace: resolver.required("RESULT_UPLOAD_GRACE", seconds),
+            models,
             max_frame_bytes: resolver
                 .required("MAX_FRAME_BYTES", |text| bytes(text, 1024, 64 << 20))
                 as usize,
@@ -176,6 +184,7 @@ impl Config {
             "STORAGE_URL",
             format!("file:{}", config.storage_root.display()),
         );
+        config.show_derived("MODELS_DIR", config.models.models_dir.display().to_string());
         Ok(config)
     }
 
@@ -193,6 +202,18 @@ impl Config {
         if let Some(shown) = self.settings.iter_mut().find(|shown| shown.name == name) {
             shown.value.get_or_insert(value);
         }
+    }
+}
+
+/// Models in a folder of the platform's own, in the hub's cache on this machine, and from the hub.
+fn model_settings(resolver: &mut Resolver<'_>, data_dir: &Path) -> ModelSettings {
+    let models_dir = resolver.optional("MODELS_DIR", |text| Ok(PathBuf::from(text)));
+    ModelSettings {
+        hub_token: resolver.optional("HF_TOKEN", |text| Ok(Secret::from(text))),
+        hub_endpoint: resolver.required("HF_ENDPOINT", http_base),
+        hub_offline: resolver.required("HF_HUB_OFFLINE", yes_or_no),
+        hub_cache: hub_cache(),
+        models_dir: models_dir.unwrap_or_else(|| data_dir.join("models")),
     }
 }
 

@@ -27,6 +27,14 @@ pub fn shown_time(stored: NaiveDateTime) -> DateTime<Utc> {
     stored.and_utc()
 }
 
+/// A database in memory with all tables, for one test.
+#[cfg(test)]
+pub(crate) fn in_memory() -> DbConnection {
+    let mut connection = DbConnection::establish(":memory:").expect("memory is always there");
+    migrate::run(&mut connection).expect("migrations run");
+    connection
+}
+
 /// The id that the last insert on this connection was given. To be asked within the same transaction.
 ///
 /// # Errors

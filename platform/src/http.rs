@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, dashboards, datasets, enrollment_keys, evaluations, health, inference, jobs,
-    models, openai, openapi, storage, users, workers,
+    artifacts, auth, coordinator, dashboards, datasets, enrollment_keys, evaluations, health,
+    inference, jobs, models, openai, openapi, storage, users, workers,
 };
 
 pub use access_log::access_log;
@@ -33,6 +33,13 @@ pub use upload_body::{UploadBody, UploadBodyError};
 
 /// Every route of the platform.
 pub fn routes() -> Vec<Route> {
+    let mut routes = platform_routes();
+    // Volunteers
+    routes.extend(coordinator::protocol_routes());
+    routes
+}
+
+fn platform_routes() -> Vec<Route> {
     vec![
         // Health
         get("/healthz", health::alive),
@@ -102,6 +109,24 @@ pub fn routes() -> Vec<Route> {
         post("/api/evaluations", evaluations::routes::create),
         get("/api/evaluations/{id}", evaluations::routes::get),
         delete("/api/evaluations/{id}", evaluations::routes::cancel),
+        // Volunteer sessions
+        get("/api/coordinators", coordinator::routes::list),
+        post("/api/coordinators", coordinator::routes::create),
+        get("/api/coordinators/{id}", coordinator::routes::get),
+        post("/api/coordinators/{id}/stop", coordinator::routes::stop),
+        get("/api/coordinators/{id}/rounds", coordinator::routes::rounds),
+        get(
+            "/api/coordinators/{id}/participants",
+            coordinator::routes::participants,
+        ),
+        get(
+            "/api/coordinators/{id}/artifacts",
+            coordinator::routes::artifacts,
+        ),
+        get(
+            "/api/coordinators/{id}/artifacts/{path:.*}",
+            coordinator::routes::artifact,
+        ),
         // Models
         get("/api/models", models::list::list),
         // OpenAI-compatible
@@ -148,7 +173,11 @@ pub fn configure(app: &mut web::ServiceConfig) {
         for route in routes {
             resource = resource.route(route.handler);
         }
-        app.service(resource.default_service(web::to(move || method_not_allowed(allowed.clone()))));
+        app.service(
+            resource.default_service(web::to(move |request: HttpRequest| {
+                method_not_allowed(request, allowed.clone())
+            })),
+        );
     }
     app.service(openapi::page());
     // Who opens the platform's bare address finds what can be done with it.
@@ -166,7 +195,10 @@ fn allowed_methods(routes: &[Route]) -> String {
     methods.join(", ")
 }
 
-async fn method_not_allowed(allowed: String) -> HttpResponse {
+async fn method_not_allowed(request: HttpRequest, allowed: String) -> HttpResponse {
+    if coordinator::is_ours(request.path()) {
+        return coordinator::method_not_allowed(&allowed);
+    }
     let error = ApiError::new(
         ErrorCode::MethodNotAllowed,
         format!("this path takes {allowed}"),
@@ -178,14 +210,17 @@ async fn method_not_allowed(allowed: String) -> HttpResponse {
     response
 }
 
-async fn no_such_path(_: HttpRequest) -> Result<HttpResponse, ApiError> {
+async fn no_such_path(request: HttpRequest) -> Result<HttpResponse, ApiError> {
+    if coordinator::is_ours(request.path()) {
+        return Ok(coordinator::no_such_path());
+    }
     Err(ApiError::new(
         ErrorCode::NotFound,
         "there is nothing at this path",
     ))
 }
 
-fn get<F, Args>(path: &'static str, handler: F) -> Route
+pub(crate) fn get<F, Args>(path: &'static str, handler: F) -> Route
 where
     F: Handler<Args>,
     Args: FromRequest + 'static,
@@ -194,7 +229,7 @@ where
     route(Method::GET, path, Any(Get()).or(Head()), handler)
 }
 
-fn post<F, Args>(path: &'static str, handler: F) -> Route
+pub(crate) fn post<F, Args>(path: &'static str, handler: F) -> Route
 where
     F: Handler<Args>,
     Args: FromRequest + 'static,

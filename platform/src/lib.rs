@@ -6,6 +6,7 @@ pub mod auth;
 pub mod clock;
 pub mod config;
 pub mod conformance;
+pub mod coordinator;
 pub mod dashboards;
 pub mod database;
 pub mod datasets;

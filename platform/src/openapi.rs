@@ -2,7 +2,9 @@
 
 use actix_web::HttpResponse;
 use utoipa::OpenApi;
+use utoipa::openapi::path::{ParameterBuilder, ParameterIn};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{RefOr, Required};
 use utoipa_swagger_ui::SwaggerUi;
 
 /// Where the description lies, as seen from the page: a proxy may serve both below a path of its own.
@@ -64,6 +66,19 @@ const DOCUMENT_FROM_PAGE: &str = "../openapi.json";
         crate::evaluations::routes::create,
         crate::evaluations::routes::get,
         crate::evaluations::routes::cancel,
+        crate::coordinator::routes::list,
+        crate::coordinator::routes::create,
+        crate::coordinator::routes::get,
+        crate::coordinator::routes::stop,
+        crate::coordinator::routes::rounds,
+        crate::coordinator::routes::participants,
+        crate::coordinator::routes::artifacts,
+        crate::coordinator::routes::artifact,
+        crate::coordinator::polling::task,
+        crate::coordinator::polling::info,
+        crate::coordinator::downloads::weights,
+        crate::coordinator::downloads::data,
+        crate::coordinator::results::take,
         crate::models::list::list,
         crate::openai::chat::create,
         crate::openai::models::list,
@@ -73,7 +88,7 @@ const DOCUMENT_FROM_PAGE: &str = "../openapi.json";
         crate::storage::routes::download,
         crate::storage::routes::upload,
     ),
-    modifiers(&Credentials),
+    modifiers(&Credentials, &NamedSessions),
     security(("bearer" = []), ("cookie" = [])),
 )]
 struct Document;
@@ -87,6 +102,36 @@ impl utoipa::Modify for Credentials {
         let components = document.components.get_or_insert_default();
         components.add_security_scheme("bearer", SecurityScheme::Http(bearer));
         components.add_security_scheme("cookie", SecurityScheme::ApiKey(cookie));
+    }
+}
+
+/// What volunteers find at the root is also at `/c/{name}/`, for each session.
+struct NamedSessions;
+
+impl utoipa::Modify for NamedSessions {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let name = ParameterBuilder::new()
+            .name("name")
+            .parameter_in(ParameterIn::Path)
+            .required(Required::True)
+            .description(Some("the session's name"))
+            .build();
+        let paths = &mut document.paths.paths;
+        let at_root: Vec<_> = paths
+            .iter()
+            .filter(|(path, _)| crate::coordinator::is_ours(path))
+            .map(|(path, item)| (format!("/c/{{name}}{path}"), item.clone()))
+            .collect();
+        for (path, mut item) in at_root {
+            item.parameters
+                .get_or_insert_default()
+                .push(RefOr::T(name.clone()));
+            for operation in [&mut item.get, &mut item.post].into_iter().flatten() {
+                let id = operation.operation_id.get_or_insert_default();
+                id.push_str("_of_session");
+            }
+            paths.insert(path, item);
+        }
     }
 }
 

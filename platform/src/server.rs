@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::dashboards::socket::carry_revocations;
 use crate::database::{Database, DatabaseError};
 use crate::error::ApiError;
+use crate::rounds::scratch::Scratch;
 use crate::sockets::caps::ConnectionCaps;
 use crate::storage::{LocalStore, ObjectStore, UrlSigner};
 use crate::tls::TlsError;
@@ -171,9 +172,10 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
     datasets::remove_unfinished(&database, storage.as_ref()).await?;
     let first_admin = first_admin::make_if_none(&database, &config).await?;
 
+    let scratch = Scratch::open(&config.data_dir).map_err(in_data_dir)?;
     let config = Arc::new(config);
     let (actors, running_actors) =
-        Actors::start(config.clone(), database.clone(), storage.clone()).await?;
+        Actors::start(config.clone(), database.clone(), storage.clone(), scratch).await?;
     let enrolled = database.read(workers::store::all).await?.len();
     let returning = Returning::new(
         enrolled,

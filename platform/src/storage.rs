@@ -4,6 +4,7 @@ mod key;
 mod local;
 mod object_store;
 pub mod routes;
+pub mod serving;
 mod signed_url;
 #[cfg(test)]
 mod tests;

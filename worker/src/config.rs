@@ -15,7 +15,7 @@ use crate::connection::backoff::LONGEST_DELAY;
 use crate::engine::data::DEFAULT_CACHE_BYTES;
 
 pub(crate) use args::seconds;
-pub use args::{FormatArgs, HubArgs, ModelArgs, RunArgs};
+pub use args::{FormatArgs, HubArgs, ModelArgs, RunArgs, hub_cache};
 
 /// A setting that cannot be used, named as the user writes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,3 @@
-ALTER TABLE evaluations DROP COLUMN federated_session_id;
 DROP TABLE federated_files;
 DROP TABLE federated_shards;
 DROP TABLE federated_results;

@@ -92,6 +92,3 @@ CREATE TABLE federated_files (
     size_bytes BIGINT NOT NULL,
     PRIMARY KEY (session_id, name)
 );
-
--- An evaluation may measure what a session made.
-ALTER TABLE evaluations ADD COLUMN federated_session_id BIGINT REFERENCES federated_sessions (id);

@@ -1,6 +1,6 @@
 //! `trainyard jobs`: training jobs.
 
-mod download;
+pub mod download;
 mod progress;
 mod submit;
 pub mod watch;

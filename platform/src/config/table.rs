@@ -72,6 +72,20 @@ pub const SETTINGS: &[Setting] = &[
         "",
         "file:PATH; default: storage in DATA_DIR",
     ),
+    setting(
+        "MODELS_DIR",
+        "",
+        "",
+        "folder of base models, of which config and tokenizer are enough; default: models in DATA_DIR",
+    ),
+    secret("HF_TOKEN", "access token of the Hugging Face hub"),
+    setting(
+        "HF_ENDPOINT",
+        "https://huggingface.co",
+        "",
+        "address of the Hugging Face hub or of a mirror",
+    ),
+    setting("HF_HUB_OFFLINE", "false", "", "never ask the hub"),
     setting("NATS_URL", "", "", "not supported by this version"),
     secret(
         "SECRET_KEY",
@@ -134,6 +148,12 @@ pub const SETTINGS: &[Setting] = &[
         "600",
         "seconds",
         "how long a worker may be silent about an inference request",
+    ),
+    setting(
+        "RESULT_UPLOAD_GRACE",
+        "30",
+        "seconds",
+        "how far a volunteer's upload may lag behind 4 KiB a second",
     ),
     setting(
         "MAX_FRAME_BYTES",

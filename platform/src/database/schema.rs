@@ -199,7 +199,6 @@ diesel::table! {
         id -> BigInt,
         owner_id -> BigInt,
         job_id -> Nullable<BigInt>,
-        federated_session_id -> Nullable<BigInt>,
         model -> Text,
         base_model -> Text,
         dataset_id -> BigInt,

@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorCode, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictQuery, UploadBody};
 use crate::server::AppState;
 use crate::storage::StorageKey;
-use crate::{evaluations, jobs};
+use crate::{evaluations, jobs, rounds};
 
 /// Longest name of a data set, in characters.
 const MAX_NAME_CHARACTERS: usize = 200;
@@ -267,8 +267,10 @@ pub async fn delete(
         .write::<_, ApiError, _>(move |connection| {
             if jobs::store::uses_dataset(connection, id)?
                 || evaluations::store::uses_dataset(connection, id)?
+                || rounds::store::uses_dataset(connection, id)?
             {
-                let message = "a job or an evaluation that has not ended uses this data set";
+                let message =
+                    "a job, an evaluation or a federated session that has not ended uses this data set";
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
             Ok(store::mark_deleting(connection, id.get())?)

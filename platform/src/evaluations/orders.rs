@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytestring::ByteString;
-use trainyard_shared::ids::{DatasetId, EvaluationId, JobId};
+use trainyard_shared::ids::{DatasetId, EvaluationId};
 use trainyard_shared::message::{
     BaseModel, DatasetSource, StartEvaluation, StartEvaluationData, StopEvaluation, ToWorker,
 };
@@ -13,7 +13,7 @@ use crate::actors::Actors;
 use crate::database::DatabaseError;
 use crate::datasets;
 use crate::error::ApiError;
-use crate::models::target::{self, Target};
+use crate::models::target;
 use crate::storage::StorageKey;
 
 /// A worker may begin its downloads so long after it was told to.
@@ -24,14 +24,7 @@ const DOWNLOAD_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 /// # Errors
 /// When what it names is not there (any more), or the database fails.
 pub async fn start_text(actors: &Actors, row: &EvaluationRow) -> Result<ByteString, ApiError> {
-    let target = match (row.job_id.map(JobId), target::job_of(&row.model)) {
-        (Some(job), _) => target::load(&actors.database, job).await?,
-        (None, Some(_)) => return Err(ApiError::not_found("job")),
-        (None, None) => Target {
-            base_model: row.base_model.clone(),
-            adapter: None,
-        },
-    };
+    let target = target::load_named(&actors.database, &row.model).await?;
     let dataset_id = row.dataset_id;
     let dataset = actors
         .database

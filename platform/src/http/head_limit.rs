@@ -5,6 +5,7 @@ use actix_web::body::MessageBody;
 use actix_web::dev::{ServiceRequest, ServiceResponse};
 use actix_web::middleware::Next;
 
+use crate::coordinator;
 use crate::error::{ApiError, ErrorCode};
 
 /// Path with query and all headers together.
@@ -24,7 +25,11 @@ pub async fn head_limit<B: MessageBody + 'static>(
     let target = target.map_or(0, |target| target.as_str().len());
     if target + headers.sum::<usize>() > MAX_HEAD_BYTES {
         let message = "the request's headers are too large";
-        return Err(ApiError::new(ErrorCode::HeadTooLarge, message).into());
+        let error = ApiError::new(ErrorCode::HeadTooLarge, message);
+        if coordinator::is_ours(request.path()) {
+            return Err(coordinator::Refused::from(error).into());
+        }
+        return Err(error.into());
     }
     next.call(request).await
 }

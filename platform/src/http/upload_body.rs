@@ -52,7 +52,12 @@ impl UploadBody {
     }
 
     /// Reads on for a bounded while without keeping anything, after the body has been refused.
-    pub async fn drain(mut self) {
+    pub async fn drain(self) {
+        self.drain_for(DRAIN_TIMEOUT).await;
+    }
+
+    /// As [`UploadBody::drain`], for so long at most.
+    pub async fn drain_for(mut self, timeout: Duration) {
         let drained = async {
             let mut seen = 0;
             while let Some(Ok(chunk)) = self.payload.next().await {
@@ -63,7 +68,7 @@ impl UploadBody {
             }
         };
         // Whether it was read to its end makes no difference to the answer.
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
+        let _ = tokio::time::timeout(timeout, drained).await;
     }
 }
 

@@ -1,10 +1,10 @@
 //! What a model's name or a job's number stands for: a base model, alone or with the verified adapter of a
-//! completed job.
+//! completed job or of a federated session that has ended.
 
 use std::time::Duration;
 
 use trainyard_shared::JobStatus;
-use trainyard_shared::ids::JobId;
+use trainyard_shared::ids::{FederatedSessionId, JobId};
 use trainyard_shared::message::DownloadUrl;
 
 use super::is_hub_name;
@@ -13,6 +13,7 @@ use crate::database::{Database, DatabaseError};
 use crate::error::{ApiError, ErrorCode};
 use crate::jobs;
 use crate::jobs::history::{self, ArtifactRow};
+use crate::rounds;
 use crate::server::AppState;
 use crate::storage::{ObjectStore, StorageError, StorageKey};
 
@@ -20,6 +21,8 @@ use crate::storage::{ObjectStore, StorageError, StorageKey};
 const DOWNLOAD_VALIDITY: Duration = Duration::from_secs(24 * 60 * 60);
 /// What the name of a job's model begins with.
 const JOB_PREFIX: &str = "job-";
+/// What the name of a federated session's model begins with.
+const FEDERATED_PREFIX: &str = "federated-";
 
 /// A model that a worker can be asked to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,14 +33,43 @@ pub struct Target {
     pub adapter: Option<Adapter>,
 }
 
-/// The adapter that a job has made.
+/// What has made an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A training job.
+    Job(JobId),
+    /// A federated session, of workers or of volunteers.
+    Federated(FederatedSessionId),
+}
+
+impl Origin {
+    /// The model's name: `job-123`, `federated-4`.
+    pub fn name(self) -> String {
+        match self {
+            Self::Job(job) => format!("{JOB_PREFIX}{job}"),
+            Self::Federated(session) => format!("{FEDERATED_PREFIX}{session}"),
+        }
+    }
+
+    /// What a model's name means, where it is one of these.
+    pub fn of(name: &str) -> Option<Self> {
+        let job = |name: &str| Some(Self::Job(name.strip_prefix(JOB_PREFIX)?.parse().ok()?));
+        let session = |name: &str| {
+            let id = name.strip_prefix(FEDERATED_PREFIX)?.parse().ok()?;
+            Some(Self::Federated(id))
+        };
+        job(name).or_else(|| session(name))
+    }
+}
+
+/// The adapter that a job or a federated session has made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
-    /// The job.
-    pub job: JobId,
+    /// What has made it.
+    pub origin: Origin,
     /// Its folder in the store, with a slash at its end.
     pub folder: String,
-    /// Its files, which were checked when the job completed.
+    /// Its files, which were checked when it was stored.
     pub files: Vec<AdapterFile>,
 }
 
@@ -55,17 +87,20 @@ pub struct AdapterFile {
 }
 
 impl Target {
-    /// The name by which people know it: `job-123`, or the base model's.
+    /// The name by which people know it: `job-123`, `federated-4`, or the base model's.
     pub fn name(&self) -> String {
         match &self.adapter {
-            Some(adapter) => format!("{JOB_PREFIX}{}", adapter.job),
+            Some(adapter) => adapter.origin.name(),
             None => self.base_model.clone(),
         }
     }
 
     /// The job whose adapter it has.
     pub fn job(&self) -> Option<JobId> {
-        self.adapter.as_ref().map(|adapter| adapter.job)
+        match self.adapter.as_ref()?.origin {
+            Origin::Job(job) => Some(job),
+            Origin::Federated(_) => None,
+        }
     }
 
     /// The adapter's folder; none for a base model alone.
@@ -111,16 +146,21 @@ pub async fn asked_for(
     }
 }
 
-/// The model of that name: `job-123`, or a base model.
+/// The model of that name: `job-123`, `federated-4`, or a base model.
 ///
 /// # Errors
 /// 400 for what is no name; else as [`of_job`].
 pub async fn named(state: &AppState, user: &CurrentUser, name: &str) -> Result<Target, ApiError> {
-    if let Some(job) = job_of(name) {
-        return of_job(state, user, job).await;
+    match Origin::of(name) {
+        Some(Origin::Job(job)) => return of_job(state, user, job).await,
+        Some(Origin::Federated(session)) => return of_session(state, user, session).await,
+        None => {}
     }
-    if names_a_job(name) {
+    if is_numbered(name, JOB_PREFIX) {
         return Err(ApiError::not_found("job"));
+    }
+    if is_numbered(name, FEDERATED_PREFIX) {
+        return Err(ApiError::not_found("federated session"));
     }
     if is_hub_name(name) {
         Ok(Target {
@@ -128,20 +168,87 @@ pub async fn named(state: &AppState, user: &CurrentUser, name: &str) -> Result<T
             adapter: None,
         })
     } else {
-        let message = "must be job- and a job's number, or a model's name at the hub, as org/name";
+        let message =
+            "must be job- or federated- and a number, or a model's name at the hub, as org/name";
         Err(ApiError::invalid_field("model", message))
     }
 }
 
-/// The job that a model's name means.
-pub fn job_of(name: &str) -> Option<JobId> {
-    name.strip_prefix(JOB_PREFIX)?.parse().ok()
+/// Whether the name is that prefix and a number, be it one that nothing can have.
+fn is_numbered(name: &str, prefix: &str) -> bool {
+    name.strip_prefix(prefix)
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// Whether the name is that of a job's model, be it with a number that no job can have.
-fn names_a_job(name: &str) -> bool {
-    name.strip_prefix(JOB_PREFIX)
-        .is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
+/// What was asked for before, by its name, and whose rights were looked at then.
+///
+/// # Errors
+/// 404 for what there is not any more, 409 for what has no verified adapter.
+pub async fn load_named(database: &Database, name: &str) -> Result<Target, ApiError> {
+    match Origin::of(name) {
+        Some(Origin::Job(job)) => load(database, job).await,
+        Some(Origin::Federated(session)) => load_session(database, session).await,
+        None => Ok(Target {
+            base_model: name.to_owned(),
+            adapter: None,
+        }),
+    }
+}
+
+/// The final adapter of a federated session, on its base model.
+///
+/// # Errors
+/// 404 for a session that may not be seen, 409 for one that has not ended or has made nothing.
+pub async fn of_session(
+    state: &AppState,
+    user: &CurrentUser,
+    session: FederatedSessionId,
+) -> Result<Target, ApiError> {
+    let read = move |c: &mut _| rounds::store::row(c, session);
+    let row = state.database.read(read).await.map_err(no_such_session)?;
+    user.require_sight(row.owner_id, "federated session")?;
+    load_session(&state.database, session).await
+}
+
+async fn load_session(
+    database: &Database,
+    session: FederatedSessionId,
+) -> Result<Target, ApiError> {
+    let read = move |c: &mut _| {
+        Ok((
+            rounds::store::row(c, session)?,
+            rounds::store::files(c, session)?,
+        ))
+    };
+    let (row, files) = database.read(read).await.map_err(no_such_session)?;
+    if files.is_empty() {
+        let message = format!(
+            "federated session {session} is {}: it has no final adapter",
+            row.status
+        );
+        return Err(ApiError::new(ErrorCode::Conflict, message));
+    }
+    let files = files.into_iter().map(|file| AdapterFile {
+        key: rounds::keys::final_file(session, &file.name),
+        name: file.name,
+        sha256: file.sha256,
+        size_bytes: rounds::store::natural(file.size_bytes),
+    });
+    Ok(Target {
+        base_model: row.base_model,
+        adapter: Some(Adapter {
+            origin: Origin::Federated(session),
+            folder: rounds::keys::final_folder(session),
+            files: files.collect(),
+        }),
+    })
+}
+
+fn no_such_session(error: DatabaseError) -> ApiError {
+    match error {
+        DatabaseError::NotFound => ApiError::not_found("federated session"),
+        other => other.into(),
+    }
 }
 
 /// The adapter of a job, on its base model.
@@ -178,7 +285,11 @@ pub async fn load(database: &Database, job: JobId) -> Result<Target, ApiError> {
     }
     Ok(Target {
         base_model: row.base_model,
-        adapter: Some(Adapter { job, folder, files }),
+        adapter: Some(Adapter {
+            origin: Origin::Job(job),
+            folder,
+            files,
+        }),
     })
 }
 
@@ -206,10 +317,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_s_model_has_its_number_in_its_name() {
-        assert_eq!(job_of("job-123"), Some(JobId(123)));
-        for name in ["job-", "job-0", "job-x", "job-1/2", "jobs-1", "org/job-1"] {
-            assert_eq!(job_of(name), None, "{name}");
+    fn what_was_made_here_has_its_number_in_its_name() {
+        assert_eq!(Origin::of("job-123"), Some(Origin::Job(JobId(123))));
+        let session = Origin::Federated(FederatedSessionId(4));
+        assert_eq!(Origin::of("federated-4"), Some(session));
+        assert_eq!(session.name(), "federated-4");
+        for name in [
+            "job-",
+            "job-0",
+            "job-x",
+            "job-1/2",
+            "jobs-1",
+            "org/job-1",
+            "federated-",
+        ] {
+            assert_eq!(Origin::of(name), None, "{name}");
         }
     }
 }

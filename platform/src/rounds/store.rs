@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use chrono::NaiveDateTime;
 use diesel::prelude::*;
+use trainyard_aggregation::Rule;
 use trainyard_shared::ids::{DatasetId, FederatedSessionId, JobId, UserId};
 
 use super::state::{Phase, REMEMBERED_ROUNDS, Results, Rounds, Rules};
@@ -83,7 +84,7 @@ pub struct NewSession {
     /// When rounds close.
     pub rules: Rules,
     /// How results are merged.
-    pub aggregation: String,
+    pub rule: Rule,
     /// Learning rate of the outer step.
     pub outer_lr: f64,
     /// Momentum of the outer step.
@@ -171,6 +172,14 @@ impl SessionRow {
         word(&self.status)
     }
 
+    /// How its results are merged.
+    ///
+    /// # Errors
+    /// As [`SessionRow::kind`].
+    pub fn rule(&self) -> Result<Rule, DatabaseError> {
+        word(&self.aggregation)
+    }
+
     /// When its rounds close.
     pub fn rules(&self) -> Rules {
         Rules {
@@ -221,7 +230,7 @@ pub fn insert(
                 federated_sessions::enough.eq(integer(new.rules.enough as u64)),
                 federated_sessions::at_least.eq(integer(new.rules.at_least as u64)),
                 federated_sessions::round_timeout_ms.eq(timeout_ms),
-                federated_sessions::aggregation.eq(&new.aggregation),
+                federated_sessions::aggregation.eq(new.rule.name()),
                 federated_sessions::outer_lr.eq(new.outer_lr),
                 federated_sessions::outer_momentum.eq(new.outer_momentum),
                 federated_sessions::max_delta_norm.eq(new.max_delta_norm),

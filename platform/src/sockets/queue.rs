@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use bytestring::ByteString;
-use trainyard_shared::ids::{EvaluationId, JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, JobId, WorkerId};
 
 /// Which updates say the same thing anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +17,8 @@ pub enum Topic {
     Job(JobId),
     /// How far an evaluation is.
     Evaluation(EvaluationId),
+    /// How the round of a federated session stands.
+    FederatedSession(FederatedSessionId),
     /// The load of a worker between two changes of what it does.
     Worker(WorkerId),
 }

@@ -24,6 +24,7 @@ use trainyard_shared::Secret;
 
 use super::object_store::{
     ByteRange, Expected, ObjectInfo, ObjectReader, ObjectStore, ObjectWriter, StorageError,
+    StoredObject,
 };
 use super::{StorageKey, UploadTarget, UploadTerms, UrlSigner};
 use writer::{LocalWriter, is_partial};
@@ -92,6 +93,29 @@ impl LocalStore {
         Ok(path)
     }
 
+    /// Copies a file that lies on another file system, and removes it.
+    async fn copy_in(
+        &self,
+        key: &StorageKey,
+        file: &Path,
+        content: &StoredObject,
+    ) -> Result<(), StorageError> {
+        let failed = |error| StorageError::from_io("read what becomes", key, error);
+        let expected = Expected {
+            max_bytes: content.size_bytes,
+            size_bytes: Some(content.size_bytes),
+            sha256: Some(content.sha256.clone()),
+        };
+        let mut writer = self.create(key, expected).await?;
+        let source = tokio::fs::File::open(file).await.map_err(failed)?;
+        let mut chunks = ReaderStream::with_capacity(source, READ_CHUNK_BYTES);
+        while let Some(chunk) = chunks.next().await {
+            writer.write(chunk.map_err(failed)?).await?;
+        }
+        writer.finish().await?;
+        tokio::fs::remove_file(file).await.map_err(failed)
+    }
+
     fn info_of(&self, key: &StorageKey, found: &fs::Metadata) -> Result<ObjectInfo, StorageError> {
         if !found.is_file() {
             return Err(StorageError::NotFound);
@@ -123,6 +147,24 @@ impl ObjectStore for LocalStore {
         let (store, key) = (self.clone(), key.clone());
         let writer = blocking(move || LocalWriter::begin(&store, &key, expected)).await?;
         Ok(Box::new(writer))
+    }
+
+    async fn put_file(
+        &self,
+        key: &StorageKey,
+        file: &Path,
+        content: &StoredObject,
+    ) -> Result<(), StorageError> {
+        let (store, wanted, source) = (self.clone(), key.clone(), file.to_owned());
+        let moved = blocking(move || writer::move_in(&store, &wanted, &source)).await?;
+        if !moved {
+            self.copy_in(key, file, content).await?;
+        }
+        Ok(())
+    }
+
+    fn local_path(&self, key: &StorageKey) -> Option<PathBuf> {
+        self.path(key).ok().filter(|path| path.is_file())
     }
 
     async fn open(

@@ -3,6 +3,7 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use trainyard_shared::Secret;
 
@@ -17,6 +18,19 @@ pub trait ObjectStore: Send + Sync {
         key: &StorageKey,
         expected: Expected,
     ) -> Result<Box<dyn ObjectWriter>, StorageError>;
+
+    /// Makes a file of this machine an object, or a new version of one; the file is used up. Its size and digest
+    /// are known already.
+    async fn put_file(
+        &self,
+        key: &StorageKey,
+        file: &Path,
+        content: &StoredObject,
+    ) -> Result<(), StorageError>;
+
+    /// Where an object lies on this machine as a file that may be read; none for a store that is elsewhere, or
+    /// where there is no such object.
+    fn local_path(&self, key: &StorageKey) -> Option<PathBuf>;
 
     /// Opens an object for reading, wholly or in part.
     async fn open(

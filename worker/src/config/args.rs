@@ -191,7 +191,7 @@ impl RunArgs {
 }
 
 /// The hub's cache by the rules of its own programs: `HF_HUB_CACHE`, `HF_HOME/hub`, `~/.cache/huggingface/hub`.
-fn hub_cache() -> Option<PathBuf> {
+pub fn hub_cache() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     set("HF_HUB_CACHE")
         .map(PathBuf::from)

@@ -22,6 +22,7 @@ use super::transfers::{Download, Http, TransferError};
 use crate::config::ModelSettings;
 use crate::files;
 use hub::Hub;
+use local::Need;
 
 pub use local::installed;
 
@@ -105,6 +106,31 @@ impl ModelSource {
     pub async fn find(
         &self,
         model: &BaseModel,
+        on_progress: impl FnMut(FetchProgress<'_>),
+    ) -> Result<PathBuf, ModelUnavailable> {
+        self.find_what(model, Need::Weights, on_progress).await
+    }
+
+    /// The same for whoever needs config and tokenizer only: no weights are fetched from the hub.
+    ///
+    /// # Errors
+    ///
+    /// As [`ModelSource::find`].
+    pub async fn find_description(
+        &self,
+        huggingface_id: &str,
+    ) -> Result<PathBuf, ModelUnavailable> {
+        let model = BaseModel {
+            huggingface_id: huggingface_id.to_owned(),
+            download_urls: Vec::new(),
+        };
+        self.find_what(&model, Need::Description, |_| {}).await
+    }
+
+    async fn find_what(
+        &self,
+        model: &BaseModel,
+        need: Need,
         mut on_progress: impl FnMut(FetchProgress<'_>),
     ) -> Result<PathBuf, ModelUnavailable> {
         let mut search = ModelUnavailable {
@@ -118,7 +144,7 @@ impl ModelSource {
             );
             return Err(search);
         };
-        if let Some(path) = local::find(&self.settings, &id, &mut search.tried) {
+        if let Some(path) = local::find(&self.settings, &id, need, &mut search.tried) {
             return Ok(path);
         }
         let folder = self.settings.models_dir.join(id.as_str());
@@ -130,12 +156,13 @@ impl ModelSource {
             }
         };
         // Another worker with the same folder may have fetched it while this one waited.
-        let found = local::find(&self.settings, &id, &mut Vec::new());
+        let found = local::find(&self.settings, &id, need, &mut Vec::new());
         let result = match found {
             Some(path) => Ok(path),
             None => {
                 self.fetch(
                     &id,
+                    need,
                     &model.download_urls,
                     &folder,
                     &mut search,
@@ -151,6 +178,7 @@ impl ModelSource {
     async fn fetch(
         &self,
         id: &ModelId,
+        need: Need,
         offered: &[DownloadUrl],
         folder: &Path,
         search: &mut ModelUnavailable,
@@ -158,7 +186,7 @@ impl ModelSource {
     ) -> Result<PathBuf, ()> {
         if !offered.is_empty() {
             match self.fetch_offered(offered, folder, on_progress).await {
-                Ok(()) => match local::usable(folder) {
+                Ok(()) => match local::usable(folder, need) {
                     Ok(path) => return Ok(path),
                     Err(reason) => search.failed("the platform", &reason),
                 },
@@ -170,8 +198,8 @@ impl ModelSource {
             return Err(());
         }
         let hub = Hub::new(&self.http, &self.settings);
-        match hub.fetch(id, folder, on_progress).await {
-            Ok(()) => match local::usable(folder) {
+        match hub.fetch(id, need, folder, on_progress).await {
+            Ok(()) => match local::usable(folder, need) {
                 Ok(path) => return Ok(path),
                 Err(reason) => search.failed(&hub.name(), &reason),
             },

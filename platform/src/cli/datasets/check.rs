@@ -1,6 +1,5 @@
 //! `trainyard datasets check`: a file's rows checked at home, as the platform and the worker would read them.
 
-#[cfg(feature = "embedded-worker")]
 mod tokens;
 
 use clap::Args;
@@ -25,7 +24,6 @@ pub struct Options {
     /// So many bad rows are no failure.
     #[arg(long, value_name = "COUNT", default_value_t = 0)]
     max_bad_rows: u64,
-    #[cfg(feature = "embedded-worker")]
     #[command(flatten)]
     tokens: tokens::TokenOptions,
 }
@@ -41,7 +39,6 @@ pub fn run(options: &Options, output: &Output) -> Result<ExitCode, CliError> {
     shown["format"] = json!(format);
     shown["duplicate_rows"] = json!(duplicates.count());
     shown["duplicates_estimated"] = json!(duplicates.is_estimate());
-    #[cfg(feature = "embedded-worker")]
     if report.damage.is_none()
         && let Some(figures) = options.tokens.measure(&options.file, format)?
     {
@@ -118,7 +115,6 @@ fn report_in_words(report: &Value) -> String {
             cell(damage, "/message")
         ));
     }
-    #[cfg(feature = "embedded-worker")]
     if let Some(figures) = report.get("tokens") {
         words.push_str(&tokens::in_words(figures));
     }
@@ -153,7 +149,6 @@ mod tests {
             file,
             format: None,
             max_bad_rows: 0,
-            #[cfg(feature = "embedded-worker")]
             tokens: tokens::TokenOptions::default(),
         };
         let format = format_of(&options.file, None);

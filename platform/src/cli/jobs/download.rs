@@ -1,4 +1,5 @@
-//! `trainyard jobs download`: fetches what a job made, each file checked by its length and digest.
+//! `trainyard jobs download` and `trainyard coordinators download`: fetch what was made, each file checked by its
+//! length and digest.
 
 use clap::Args;
 use futures_util::StreamExt;
@@ -30,11 +31,36 @@ struct Artifact {
     sha256: Option<String>,
 }
 
+/// What has made the files.
+pub struct Maker<'a> {
+    /// As in `/api/jobs`.
+    pub collection: &'a str,
+    /// As in `job 3` and in the folder's name.
+    pub word: &'a str,
+    /// Its number.
+    pub id: u64,
+}
+
 /// Fetches all files of the job.
 pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Result<(), CliError> {
-    let id = options.id.to_string();
+    let maker = Maker {
+        collection: "jobs",
+        word: "job",
+        id: options.id,
+    };
+    fetch_all(&maker, options.output.as_deref(), platform, output).await
+}
+
+/// Fetches all files that something has made.
+pub async fn fetch_all(
+    maker: &Maker<'_>,
+    folder: Option<&Path>,
+    platform: &Platform,
+    output: &Output,
+) -> Result<(), CliError> {
+    let id = maker.id.to_string();
     let list = platform
-        .all(&["api", "jobs", &id, "artifacts"], &[])
+        .all(&["api", maker.collection, &id, "artifacts"], &[])
         .await?;
     // What is not verified was named by a worker and never stored here.
     let (stored, named): (Vec<_>, Vec<_>) = items(&list)
@@ -48,15 +74,16 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
         .map(Artifact::read)
         .collect::<Result<Vec<_>, _>>()?;
     if artifacts.is_empty() {
-        return Err(CliError::Input(format!("job {id} has no files (yet)")));
+        let word = maker.word;
+        return Err(CliError::Input(format!("{word} {id} has no files (yet)")));
     }
-    let folder = options
-        .output
-        .clone()
-        .unwrap_or_else(|| PathBuf::from(format!("job-{id}")));
+    let folder = folder.map_or_else(
+        || PathBuf::from(format!("{}-{id}", maker.word)),
+        Path::to_owned,
+    );
     let mut files = Vec::new();
     for artifact in &artifacts {
-        let length = artifact.fetch(&id, &folder, platform).await?;
+        let length = artifact.fetch(maker, &folder, platform).await?;
         let path = folder.join(&artifact.path);
         if !output.is_json() {
             output.line(&format!("{}  {}", path.display(), bytes(length)))?;
@@ -64,7 +91,7 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
         files.push(json!({ "path": path, "size_bytes": length }));
     }
     if output.is_json() {
-        output.line(&json!({ "id": options.id, "folder": folder, "files": files }).to_string())?;
+        output.line(&json!({ "id": maker.id, "folder": folder, "files": files }).to_string())?;
     }
     Ok(())
 }
@@ -91,14 +118,20 @@ impl Artifact {
     }
 
     /// Writes the file beside its place, checks it, and moves it there. Returns its length.
-    async fn fetch(&self, job: &str, folder: &Path, platform: &Platform) -> Result<u64, CliError> {
+    async fn fetch(
+        &self,
+        maker: &Maker<'_>,
+        folder: &Path,
+        platform: &Platform,
+    ) -> Result<u64, CliError> {
         let target = folder.join(&self.path);
         let failed = |source| CliError::io(target.display().to_string(), source);
         let parent = target.parent().unwrap_or(folder);
         std::fs::create_dir_all(parent).map_err(failed)?;
         let mut file = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
 
-        let mut path = vec!["api", "jobs", job, "artifacts"];
+        let id = maker.id.to_string();
+        let mut path = vec!["api", maker.collection, &id, "artifacts"];
         path.extend(self.segments.iter().map(String::as_str));
         let response = platform.send(platform.request(Method::GET, &path)?).await?;
         let mut digest = Sha256::new();

@@ -141,6 +141,44 @@ impl ObjectWriter for LocalWriter {
     }
 }
 
+/// Makes a file an object by giving it its name; false where it lies on another file system. It is synced first:
+/// what has a name is whole.
+pub(super) fn move_in(
+    store: &LocalStore,
+    key: &StorageKey,
+    file: &Path,
+) -> Result<bool, StorageError> {
+    let target = store.path(key)?;
+    let failed = |operation| move |error| StorageError::from_io(operation, key, error);
+    fs::File::open(file)
+        .and_then(|file| file.sync_all())
+        .map_err(failed("sync what becomes"))?;
+    let folder = target
+        .parent()
+        .expect("a key has at least one part below the root");
+    let mut tries = 0;
+    loop {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(failed("create"))?;
+        match fs::rename(file, &target) {
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => return Ok(false),
+            // A folder that a deletion has just removed, because it was empty, is made again.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && tries < MAX_CREATE_TRIES => {
+                tries += 1;
+            }
+            renamed => {
+                renamed.map_err(failed("rename"))?;
+                break;
+            }
+        }
+    }
+    sync_folders(&target, &store.root).map_err(failed("sync the folder of"))?;
+    Ok(true)
+}
+
 /// The hidden file of an unfinished object; removed when dropped.
 pub(super) struct Partial {
     path: Option<PathBuf>,

@@ -1,5 +1,6 @@
 //! The files of a base model: a Hugging Face folder or one GGUF file, checked before anything is used.
 
+mod description;
 mod fields;
 mod folder;
 mod hf_config;
@@ -24,6 +25,7 @@ use super::tokenizer::Tokenizer;
 use crate::files;
 use folder::{FolderWeights, inside, read_json};
 
+pub use description::ModelDescription;
 pub use safetensors_file::SafetensorsFile;
 pub use tokenizer_folder::chat_of_folder;
 

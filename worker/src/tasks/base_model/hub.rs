@@ -7,6 +7,7 @@ use serde::Deserialize;
 use trainyard_shared::Secret;
 use url::Url;
 
+use super::local::Need;
 use super::{CONFIG, FetchProgress, ModelId, create_folder};
 use crate::config::ModelSettings;
 use crate::tasks::transfers::{Download, Http, TransferError};
@@ -82,6 +83,7 @@ impl<'a> Hub<'a> {
     pub(super) async fn fetch(
         &self,
         id: &ModelId,
+        need: Need,
         folder: &Path,
         on_progress: &mut impl FnMut(FetchProgress<'_>),
     ) -> Result<(), String> {
@@ -102,7 +104,7 @@ impl<'a> Hub<'a> {
             .json(model, &tree, self.token)
             .await
             .map_err(explain)?;
-        let wanted = choose(&all)?;
+        let wanted = choose(&all, need)?;
         create_folder(folder).map_err(explain)?;
         for file in wanted {
             self.fetch_file(model, &revision.sha, file, folder, on_progress)
@@ -176,7 +178,7 @@ impl<'a> Hub<'a> {
 }
 
 /// The files to fetch, the config last; or what the model lacks.
-fn choose(all: &[HubFile]) -> Result<Vec<&HubFile>, String> {
+fn choose(all: &[HubFile], need: Need) -> Result<Vec<&HubFile>, String> {
     let named = |name: &str| all.iter().find(|file| file.path == name);
     let mut chosen: Vec<&HubFile> = Vec::new();
     let shards: Vec<&HubFile> = all.iter().filter(|file| is_shard(&file.path)).collect();
@@ -190,6 +192,9 @@ fn choose(all: &[HubFile]) -> Result<Vec<&HubFile>, String> {
             chosen.extend(shards);
         }
         _ => return one_gguf(all),
+    }
+    if need == Need::Description {
+        chosen.clear();
     }
     for name in &SMALL_FILES[..2] {
         if named(name).is_none() {
@@ -244,7 +249,8 @@ mod tests {
     }
 
     fn chosen(names: &[&str]) -> Result<Vec<String>, String> {
-        choose(&files(names)).map(|files| files.iter().map(|file| file.path.clone()).collect())
+        choose(&files(names), Need::Weights)
+            .map(|files| files.iter().map(|file| file.path.clone()).collect())
     }
 
     #[test]

@@ -8,14 +8,24 @@ use serde::Deserialize;
 use super::ModelId;
 use crate::config::ModelSettings;
 
+/// What somebody needs of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Everything.
+    Weights,
+    /// Config and tokenizer: its shape, and how text becomes tokens.
+    Description,
+}
+
 /// Looks in all places of this machine; what was looked at in vain is added to `tried`.
 pub(super) fn find(
     settings: &ModelSettings,
     id: &ModelId,
+    need: Need,
     tried: &mut Vec<(String, String)>,
 ) -> Option<PathBuf> {
     let folder = settings.models_dir.join(id.as_str());
-    match usable(&folder) {
+    match usable(&folder, need) {
         Ok(path) => return Some(path),
         Err(reason) => tried.push((folder.display().to_string(), reason)),
     }
@@ -28,7 +38,7 @@ pub(super) fn find(
     tried.push((file.display().to_string(), "not there".to_owned()));
     let caches = std::iter::once(&settings.models_dir).chain(&settings.hub_cache);
     for cache in caches {
-        match in_hub_cache(cache, id) {
+        match in_hub_cache(cache, id, need) {
             Some(path) => return Some(path),
             None => tried.push((
                 cache.display().to_string(),
@@ -39,13 +49,13 @@ pub(super) fn find(
     None
 }
 
-/// The folder, or the one `.gguf` file in it; or why it is no whole model.
-pub(super) fn usable(folder: &Path) -> Result<PathBuf, String> {
+/// The folder, or the one `.gguf` file in it; or why it is not what is needed.
+pub(super) fn usable(folder: &Path, need: Need) -> Result<PathBuf, String> {
     if !folder.is_dir() {
         return Err("not there".to_owned());
     }
     if folder.join("config.json").is_file() {
-        let missing = missing_files(folder)?;
+        let missing = missing_files(folder, need)?;
         return match missing.first() {
             None => Ok(folder.to_owned()),
             Some(name) => Err(format!("{name} is missing")),
@@ -75,9 +85,9 @@ struct Index {
     weight_map: std::collections::BTreeMap<String, String>,
 }
 
-fn missing_files(folder: &Path) -> Result<Vec<String>, String> {
+fn missing_files(folder: &Path, need: Need) -> Result<Vec<String>, String> {
     let mut needed = vec!["tokenizer.json".to_owned()];
-    if !folder.join("model.safetensors").is_file() {
+    if need == Need::Weights && !folder.join("model.safetensors").is_file() {
         let index = folder.join("model.safetensors.index.json");
         if !index.is_file() {
             needed.push("model.safetensors".to_owned());
@@ -93,7 +103,7 @@ fn missing_files(folder: &Path) -> Result<Vec<String>, String> {
 }
 
 /// `models--org--name/snapshots/REVISION`: the revision of `refs/main`, else any whole one.
-fn in_hub_cache(cache: &Path, id: &ModelId) -> Option<PathBuf> {
+fn in_hub_cache(cache: &Path, id: &ModelId, need: Need) -> Option<PathBuf> {
     let model = cache.join(format!("models--{}", id.as_str().replace('/', "--")));
     let snapshots = model.join("snapshots");
     let main = fs::read_to_string(model.join("refs/main")).ok();
@@ -101,11 +111,11 @@ fn in_hub_cache(cache: &Path, id: &ModelId) -> Option<PathBuf> {
         .as_deref()
         .map(str::trim)
         .filter(|revision| ModelId::parse(revision).is_some())
-        .and_then(|revision| usable(&snapshots.join(revision)).ok());
+        .and_then(|revision| usable(&snapshots.join(revision), need).ok());
     main.or_else(|| {
         fs::read_dir(snapshots)
             .ok()?
-            .filter_map(|entry| usable(&entry.ok()?.path()).ok())
+            .filter_map(|entry| usable(&entry.ok()?.path(), need).ok())
             .min()
     })
 }
@@ -130,7 +140,7 @@ fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) {
         };
         if let Some(cached) = file_name.strip_prefix("models--") {
             let id = ModelId::parse(&cached.replacen("--", "/", 1));
-            if let Some(id) = id.filter(|id| in_hub_cache(folder, id).is_some()) {
+            if let Some(id) = id.filter(|id| in_hub_cache(folder, id, Need::Weights).is_some()) {
                 names.push(id.as_str().to_owned());
             }
             continue;
@@ -140,7 +150,7 @@ fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) {
             continue;
         };
         let is_file = path.is_file() && stem != file_name;
-        if is_file || usable(&path).is_ok() {
+        if is_file || usable(&path, Need::Weights).is_ok() {
             names.push(id.as_str().to_owned());
         } else if prefix.is_empty() && path.is_dir() {
             collect(&path, &format!("{stem}/"), names);

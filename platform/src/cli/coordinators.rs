@@ -1,0 +1,390 @@
+//! `trainyard coordinators`: sessions in which volunteers train.
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::client::Platform;
+use super::error::CliError;
+use super::jobs::download::{Maker, fetch_all};
+use super::output::{Output, cell, figure, items, pairs, remark, table, time};
+
+/// Between two looks at how far a session is.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Commands on volunteer sessions.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make a session; its weights and shards are made in the background.
+    Create(Create),
+    /// List the sessions.
+    List,
+    /// Show one session with those who take part and its last rounds.
+    Show {
+        /// The session's number.
+        id: u64,
+    },
+    /// Follow a session until it ends; the exit code is 0 only if all rounds are done.
+    Watch {
+        /// The session's number.
+        id: u64,
+    },
+    /// End a session; what has been merged so far is its final adapter.
+    Stop {
+        /// The session's number.
+        id: u64,
+    },
+    /// Fetch the final adapter.
+    Download {
+        /// The session's number.
+        id: u64,
+        /// The folder to put the files in; else coordinator-ID.
+        #[arg(long, value_name = "FOLDER")]
+        output: Option<PathBuf>,
+    },
+}
+
+/// Options of `coordinators create`. What is left out has the platform's default.
+#[derive(Args)]
+pub struct Create {
+    /// The session's name: volunteers find it at /c/NAME/.
+    name: String,
+    /// The base model's name at the hub; a fresh adapter is made for it.
+    #[arg(long, value_name = "MODEL", required_unless_present = "job")]
+    base_model: Option<String>,
+    /// The job whose adapter is the first global one.
+    #[arg(long, value_name = "ID", conflicts_with = "base_model")]
+    job: Option<u64>,
+    /// The data set that volunteers get in shards; else they bring their own data.
+    #[arg(long, value_name = "ID")]
+    dataset: Option<u64>,
+    /// Rounds (toplam_tur).
+    #[arg(long, value_name = "COUNT")]
+    rounds: Option<u64>,
+    /// Shards (n_parca).
+    #[arg(long, value_name = "COUNT")]
+    shards: Option<u64>,
+    /// Results that close a round (en_az).
+    #[arg(long, value_name = "COUNT")]
+    enough: Option<u64>,
+    /// Optimizer steps of a round (ic_adim).
+    #[arg(long, value_name = "COUNT")]
+    local_steps: Option<u64>,
+    /// Sequences in a batch (bs).
+    #[arg(long, value_name = "COUNT")]
+    batch_size: Option<u64>,
+    /// Length of a sequence in tokens (seq).
+    #[arg(long, value_name = "TOKENS")]
+    sequence_length: Option<u64>,
+    /// Learning rate (lr).
+    #[arg(long, value_name = "RATE")]
+    learning_rate: Option<f64>,
+    /// cpt: every token is learned; sft: the assistant's only (mod).
+    #[arg(long, value_name = "MODE")]
+    mode: Option<String>,
+    /// Seconds after which a round closes with what is there; 0: never (tur_zaman_asimi).
+    #[arg(long, value_name = "SECONDS")]
+    round_timeout: Option<f64>,
+    /// File with the key that volunteers must send, on its first line (anahtar).
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// nesterov, mean, weighted_mean, trimmed_mean, median or krum.
+    #[arg(long, value_name = "RULE")]
+    aggregation: Option<String>,
+    /// Volunteers find the session at the root as well.
+    #[arg(long)]
+    default: bool,
+    /// Rank of the fresh adapter.
+    #[arg(long, value_name = "RANK")]
+    lora_r: Option<u64>,
+    /// Alpha of the fresh adapter.
+    #[arg(long, value_name = "ALPHA")]
+    lora_alpha: Option<f64>,
+    /// Linear layers of the fresh adapter, or all-linear.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    target_modules: Vec<String>,
+    /// Seed of the fresh adapter and of what volunteers do.
+    #[arg(long, value_name = "SEED")]
+    seed: Option<u64>,
+    /// Learning rate of the outer step.
+    #[arg(long, value_name = "RATE")]
+    outer_lr: Option<f64>,
+    /// Momentum of the outer step.
+    #[arg(long, value_name = "MOMENTUM")]
+    outer_momentum: Option<f64>,
+    /// Largest L2 norm of what a result may differ from the global adapter by.
+    #[arg(long, value_name = "NORM")]
+    max_delta_norm: Option<f64>,
+    /// Invalid uploads of one volunteer above which it gets no more tasks.
+    #[arg(long, value_name = "COUNT")]
+    max_refused: Option<u64>,
+}
+
+/// Runs a command on volunteer sessions.
+pub async fn run(
+    command: Command,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Create(options) => {
+            let made = platform
+                .post(&["api", "coordinators"], &options.body()?)
+                .await?;
+            let url = platform.url(&["c", &options.name, ""]);
+            output.result(&made, |made| {
+                format!(
+                    "session {} is {}; volunteers find it at {url}",
+                    cell(made, "/id"),
+                    cell(made, "/status")
+                )
+            })?;
+        }
+        Command::List => {
+            let list = platform.all(&["api", "coordinators"], &[]).await?;
+            output.result(&list, list_in_words)?;
+        }
+        Command::Show { id } => show(id, platform, output).await?,
+        Command::Watch { id } => return watch(id, platform, output).await,
+        Command::Stop { id } => {
+            let path = ["api", "coordinators", &id.to_string(), "stop"];
+            let session = platform.post(&path, &json!({})).await?;
+            output.result(&session, |session| {
+                format!("session {id} is {}", cell(session, "/status"))
+            })?;
+        }
+        Command::Download { id, output: folder } => {
+            let maker = Maker {
+                collection: "coordinators",
+                word: "coordinator",
+                id,
+            };
+            fetch_all(&maker, folder.as_deref(), platform, output).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Create {
+    fn body(&self) -> Result<Value, CliError> {
+        let targets = match self.target_modules.as_slice() {
+            [] => None,
+            [only] if only == "all-linear" => Some(json!(only)),
+            names => Some(json!(names)),
+        };
+        let lora = given([
+            ("r", self.lora_r.map(Value::from)),
+            ("alpha", self.lora_alpha.map(Value::from)),
+            ("target_modules", targets),
+        ]);
+        let body = given([
+            ("name", Some(json!(self.name))),
+            ("base_model", self.base_model.as_deref().map(Value::from)),
+            ("job_id", self.job.map(Value::from)),
+            ("dataset_id", self.dataset.map(Value::from)),
+            ("toplam_tur", self.rounds.map(Value::from)),
+            ("n_parca", self.shards.map(Value::from)),
+            ("en_az", self.enough.map(Value::from)),
+            ("ic_adim", self.local_steps.map(Value::from)),
+            ("bs", self.batch_size.map(Value::from)),
+            ("seq", self.sequence_length.map(Value::from)),
+            ("lr", self.learning_rate.map(Value::from)),
+            ("mod", self.mode.as_deref().map(Value::from)),
+            ("tur_zaman_asimi", self.round_timeout.map(Value::from)),
+            ("anahtar", self.key()?.map(Value::from)),
+            ("aggregation", self.aggregation.as_deref().map(Value::from)),
+            ("default", self.default.then(|| json!(true))),
+            ("lora", (!lora.is_empty()).then_some(Value::Object(lora))),
+            ("seed", self.seed.map(Value::from)),
+            ("outer_lr", self.outer_lr.map(Value::from)),
+            ("outer_momentum", self.outer_momentum.map(Value::from)),
+            ("max_delta_norm", self.max_delta_norm.map(Value::from)),
+            ("max_refused", self.max_refused.map(Value::from)),
+        ]);
+        Ok(Value::Object(body))
+    }
+
+    /// A key on the command line could be read by everybody on the machine.
+    fn key(&self) -> Result<Option<String>, CliError> {
+        let Some(path) = &self.key_file else {
+            return Ok(None);
+        };
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| CliError::io(path.display().to_string(), source))?;
+        Ok(Some(
+            text.lines().next().unwrap_or_default().trim().to_owned(),
+        ))
+    }
+}
+
+fn given<const N: usize>(fields: [(&str, Option<Value>); N]) -> Map<String, Value> {
+    fields
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
+}
+
+async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    let id = id.to_string();
+    let path = |more: &'static str| ["api", "coordinators", id.as_str(), more];
+    let session = platform.get(&["api", "coordinators", &id], &[]).await?;
+    let participants = platform.get(&path("participants"), &[]).await?;
+    let rounds = platform.get(&path("rounds"), &[]).await?;
+    let shown = json!({
+        "session": session,
+        "participants": participants["items"],
+        "rounds": rounds["items"],
+    });
+    output.result(&shown, in_words)
+}
+
+/// Returns once the session has ended.
+async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
+    let path = ["api", "coordinators", &id.to_string()];
+    let mut told = String::new();
+    loop {
+        let session = platform.get(&path, &[]).await?;
+        let status = cell(&session, "/status");
+        let line = format!(
+            "session {id} is {status}: round {} of {}, {} of {} results, {} volunteers",
+            cell(&session, "/tur"),
+            cell(&session, "/toplam_tur"),
+            cell(&session, "/results"),
+            cell(&session, "/en_az"),
+            cell(&session, "/volunteers"),
+        );
+        if !["preparing", "open"].contains(&status.as_str()) {
+            output.result(&session, |session| match session["error"].as_str() {
+                Some(error) => format!("session {id} is {status}: {error}"),
+                None => format!(
+                    "session {id} is {status} after {} rounds: {}",
+                    cell(session, "/tur"),
+                    cell(session, "/model")
+                ),
+            })?;
+            return Ok(match status.as_str() {
+                "finished" => ExitCode::SUCCESS,
+                _ => ExitCode::FAILURE,
+            });
+        }
+        if line != told && !output.is_json() {
+            remark(&line);
+            told = line;
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |session: &Value| {
+        vec![
+            cell(session, "/id"),
+            cell(session, "/name"),
+            cell(session, "/status"),
+            format!("{}/{}", cell(session, "/tur"), cell(session, "/toplam_tur")),
+            format!("{}/{}", cell(session, "/results"), cell(session, "/en_az")),
+            cell(session, "/volunteers"),
+            time(session, "/created_at"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(
+        &[
+            "ID",
+            "NAME",
+            "STATUS",
+            "ROUND",
+            "RESULTS",
+            "VOLUNTEERS",
+            "CREATED",
+        ],
+        &rows,
+    )
+}
+
+fn in_words(shown: &Value) -> String {
+    let session = &shown["session"];
+    let all = [
+        ("id", cell(session, "/id")),
+        ("name", cell(session, "/name")),
+        ("status", cell(session, "/status")),
+        ("error", cell(session, "/error")),
+        ("path", cell(session, "/path")),
+        ("base model", cell(session, "/base_model")),
+        (
+            "round",
+            format!(
+                "{} of {}",
+                cell(session, "/tur"),
+                cell(session, "/toplam_tur")
+            ),
+        ),
+        (
+            "results",
+            format!(
+                "{} of {}",
+                cell(session, "/results"),
+                cell(session, "/en_az")
+            ),
+        ),
+        ("waits because", cell(session, "/waiting_because")),
+        ("model", cell(session, "/model")),
+        ("created", time(session, "/created_at")),
+        ("ended", time(session, "/ended_at")),
+    ];
+    let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
+    let mut words = pairs(&known);
+    let list = |name: &str| shown[name].as_array().cloned().unwrap_or_default();
+    let participants: Vec<_> = list("participants")
+        .iter()
+        .map(|one| {
+            [
+                "isci",
+                "parca",
+                "accepted",
+                "refused",
+                "eliminated",
+                "late",
+                "blocked",
+            ]
+            .map(|field| cell(one, &format!("/{field}")))
+            .to_vec()
+        })
+        .collect();
+    if !participants.is_empty() {
+        words.push_str("\n\n");
+        words.push_str(&table(
+            &[
+                "VOLUNTEER",
+                "SHARD",
+                "ACCEPTED",
+                "REFUSED",
+                "ELIMINATED",
+                "LATE",
+                "BLOCKED",
+            ],
+            &participants,
+        ));
+    }
+    let rounds: Vec<_> = list("rounds")
+        .iter()
+        .map(|round| {
+            let results = round["results"].as_array().map_or(0, Vec::len);
+            vec![
+                cell(round, "/tur"),
+                results.to_string(),
+                cell(round, "/merged"),
+                figure(round, "/update_norm"),
+                time(round, "/closed_at"),
+            ]
+        })
+        .collect();
+    words.push_str("\n\n");
+    words.push_str(&table(
+        &["ROUND", "RESULTS", "MERGED", "STEP", "CLOSED"],
+        &rounds,
+    ));
+    words
+}

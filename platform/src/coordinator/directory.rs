@@ -1,0 +1,81 @@
+//! Finds volunteer sessions by name and number, and which of them is at the root.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, RwLock};
+
+use trainyard_shared::ids::FederatedSessionId;
+
+use super::hosted::Hosted;
+
+/// The volunteer sessions of the platform, those that have ended included.
+#[derive(Default)]
+pub struct Directory {
+    known: RwLock<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    by_id: BTreeMap<FederatedSessionId, Arc<Hosted>>,
+    by_name: HashMap<String, Arc<Hosted>>,
+    default: Option<Arc<Hosted>>,
+}
+
+impl Directory {
+    /// A session that was made or loaded; where it is the default one, it takes that place.
+    pub fn add(&self, hosted: Arc<Hosted>) {
+        let mut known = self
+            .known
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        known
+            .by_name
+            .insert(hosted.row.name.clone(), hosted.clone());
+        known.by_id.insert(hosted.id(), hosted.clone());
+        if hosted.row.is_default {
+            known.default = Some(hosted);
+        }
+    }
+
+    /// The session of that number.
+    pub fn get(&self, id: FederatedSessionId) -> Option<Arc<Hosted>> {
+        self.read(|known| known.by_id.get(&id).cloned())
+    }
+
+    /// The session at `/c/{name}/`.
+    pub fn named(&self, name: &str) -> Option<Arc<Hosted>> {
+        self.read(|known| known.by_name.get(name).cloned())
+    }
+
+    /// The session at the root: the default one; else the only open one; else, where none is open, the one that
+    /// was made last, so that its volunteers learn of its end.
+    pub fn at_the_root(&self) -> Option<Arc<Hosted>> {
+        self.read(|known| {
+            if let Some(default) = &known.default {
+                return Some(default.clone());
+            }
+            let mut open = known.by_id.values().filter(|one| one.is_open());
+            match (open.next(), open.next()) {
+                (Some(only), None) => Some(only.clone()),
+                (Some(_), Some(_)) => None,
+                (None, _) => {
+                    let ended = known.by_id.values().rev().find(|one| !one.has_failed());
+                    ended.cloned()
+                }
+            }
+        })
+    }
+
+    /// Whether that number is the default session's.
+    pub fn is_default(&self, id: FederatedSessionId) -> bool {
+        self.read(|known| known.default.as_ref().is_some_and(|one| one.id() == id))
+    }
+
+    fn read<T>(&self, look: impl FnOnce(&Known) -> T) -> T {
+        look(
+            &self
+                .known
+                .read()
+                .unwrap_or_else(|poisoned| poisoned.into_inner()),
+        )
+    }
+}

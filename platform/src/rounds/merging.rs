@@ -1,0 +1,209 @@
+//! Merging of a closed round: results and global adapter from the object store, through
+//! [`trainyard_aggregation`], and what comes of it back into the store.
+//!
+//! Repeating it gives the same bytes: a merge that was broken off is simply done again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use trainyard_aggregation::{AggregationError, GlobalAdapter, Merge, Merged, Rule, Update, merge};
+use trainyard_engine::files;
+use trainyard_shared::ids::FederatedSessionId;
+
+use super::keys;
+use super::scratch::{LocalFile, Scratch};
+use super::store::{self, Outcome, ResultRow, SessionRow, natural};
+use crate::database::{Database, DatabaseError};
+use crate::storage::{ObjectStore, StorageError, StoredObject};
+
+/// Where the files come from and go to.
+pub struct Merging {
+    /// The object store.
+    pub storage: Arc<dyn ObjectStore>,
+    /// Where the outcome is written first.
+    pub scratch: Scratch,
+}
+
+/// Why a round was not merged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MergeFailure {
+    /// The files of these results are not any more what was checked.
+    Unusable(Vec<String>),
+    /// Something that a later try may find better, for people.
+    Trouble(String),
+}
+
+impl From<StorageError> for MergeFailure {
+    fn from(error: StorageError) -> Self {
+        Self::Trouble(format!("the object store: {error}"))
+    }
+}
+
+impl From<DatabaseError> for MergeFailure {
+    fn from(error: DatabaseError) -> Self {
+        Self::Trouble(format!("the database: {error}"))
+    }
+}
+
+impl From<std::io::Error> for MergeFailure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Trouble(format!("the folder for files on their way: {error}"))
+    }
+}
+
+/// What is to be merged, as files of this machine.
+struct Inputs {
+    global: LocalFile,
+    velocity: Option<LocalFile>,
+    updates: Vec<(ResultRow, LocalFile)>,
+    rule: Rule,
+    outer_lr: f32,
+    outer_momentum: f32,
+}
+
+impl Merging {
+    /// Merges a round's results; the outcome's files are stored when this returns.
+    ///
+    /// # Errors
+    /// [`MergeFailure`]; nothing has changed.
+    pub async fn run(
+        &self,
+        database: &Database,
+        session: &SessionRow,
+        round: u64,
+    ) -> Result<Outcome, MergeFailure> {
+        let id = session.id();
+        let read =
+            move |c: &mut _| Ok((store::round(c, id, round)?, store::results(c, id, round)?));
+        let (row, results) = database.read::<_, DatabaseError, _>(read).await?;
+        let inputs = self
+            .inputs(session, round, row.has_velocity, results)
+            .await?;
+        let folder = self.scratch.folder()?;
+        let (out, velocity_out) = (
+            folder.path().join(keys::WEIGHTS),
+            folder.path().join("velocity.safetensors"),
+        );
+        let (to, velocity_to) = (out.clone(), velocity_out.clone());
+        let merged = tokio::task::spawn_blocking(move || inputs.merge(&to, &velocity_to))
+            .await
+            .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
+        self.store(id, round + 1, merged, out, velocity_out).await
+    }
+
+    async fn inputs(
+        &self,
+        session: &SessionRow,
+        round: u64,
+        has_velocity: bool,
+        results: Vec<ResultRow>,
+    ) -> Result<Inputs, MergeFailure> {
+        let (id, storage) = (session.id(), self.storage.as_ref());
+        let global = self
+            .scratch
+            .local(storage, &keys::weights(id, round))
+            .await?;
+        let velocity = match has_velocity {
+            true => {
+                let key = keys::velocity(id, round);
+                Some(self.scratch.local(storage, &key).await?)
+            }
+            false => None,
+        };
+        let mut updates = Vec::with_capacity(results.len());
+        for row in results {
+            let key = keys::update(id, round, row.number);
+            match self.scratch.local(storage, &key).await {
+                Ok(file) => updates.push((row, file)),
+                Err(StorageError::NotFound) => {
+                    return Err(MergeFailure::Unusable(vec![row.participant]));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Inputs {
+            global,
+            velocity,
+            updates,
+            rule: session.rule()?,
+            outer_lr: session.outer_lr as f32,
+            outer_momentum: session.outer_momentum as f32,
+        })
+    }
+
+    async fn store(
+        &self,
+        session: FederatedSessionId,
+        round: u64,
+        merged: Merged,
+        out: PathBuf,
+        velocity_out: PathBuf,
+    ) -> Result<Outcome, MergeFailure> {
+        let weights = StoredObject {
+            size_bytes: merged.size_bytes,
+            sha256: merged.sha256,
+        };
+        let has_velocity = velocity_out.exists();
+        if has_velocity {
+            let content = content_of(velocity_out.clone()).await?;
+            let key = keys::velocity(session, round);
+            self.storage.put_file(&key, &velocity_out, &content).await?;
+        }
+        let key = keys::weights(session, round);
+        self.storage.put_file(&key, &out, &weights).await?;
+        Ok(Outcome {
+            weights,
+            has_velocity,
+            merged: merged.kept.len(),
+            eliminated: merged
+                .eliminated
+                .into_iter()
+                .map(|one| (one.name, one.why.to_string()))
+                .collect(),
+            update_norm: merged.update_norm,
+        })
+    }
+}
+
+impl Inputs {
+    fn merge(&self, out: &Path, velocity_out: &Path) -> Result<Merged, MergeFailure> {
+        let global = GlobalAdapter::open(self.global.path()).map_err(failure)?;
+        let updates: Vec<Update> = self
+            .updates
+            .iter()
+            .map(|(row, file)| Update {
+                name: row.participant.clone(),
+                path: file.path().to_owned(),
+                weight: natural(row.weight),
+                delta_norm: row.delta_norm,
+            })
+            .collect();
+        let to_merge = Merge {
+            global: &global,
+            velocity: self.velocity.as_ref().map(LocalFile::path),
+            updates: &updates,
+            rule: self.rule,
+            outer_lr: self.outer_lr,
+            outer_momentum: self.outer_momentum,
+            threads: 0,
+        };
+        merge(&to_merge, out, velocity_out).map_err(failure)
+    }
+}
+
+fn failure(error: AggregationError) -> MergeFailure {
+    match error {
+        AggregationError::Changed { name, .. } => MergeFailure::Unusable(vec![name]),
+        other => MergeFailure::Trouble(other.to_string()),
+    }
+}
+
+/// Size and digest of a file of this machine.
+///
+/// # Errors
+/// When it cannot be read.
+pub(super) async fn content_of(file: PathBuf) -> std::io::Result<StoredObject> {
+    let digested = tokio::task::spawn_blocking(move || files::digest(&file));
+    let (size_bytes, sha256) = digested.await.map_err(std::io::Error::other)??;
+    Ok(StoredObject { size_bytes, sha256 })
+}

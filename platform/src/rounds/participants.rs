@@ -1,0 +1,273 @@
+//! Who takes part in a session: which shard is whose, who was seen lately, and how they behave.
+//!
+//! Everything is in memory, so that ten thousand who ask cost no query. A newcomer is written down before it is
+//! told its shard; those who come while a write is under way share the next one. Late results are counted in
+//! memory and written with the next write or within seconds.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use trainyard_shared::ids::FederatedSessionId;
+
+use super::store::{self, ParticipantRow, Tally, natural};
+use crate::clock::{Clock, Moment};
+use crate::database::{Database, DatabaseError, now};
+
+/// Most participants of one session.
+pub const MAX_PARTICIPANTS: usize = 100_000;
+/// Who asked within this time is there.
+const SEEN: Duration = Duration::from_secs(600);
+/// How old the number of those who are there may be.
+const SEEN_COUNT_AGE: Duration = Duration::from_secs(1);
+
+/// The participants of one session.
+pub struct Participants {
+    session: FederatedSessionId,
+    database: Database,
+    clock: Clock,
+    inner: Mutex<Inner>,
+    writing: tokio::sync::Mutex<()>,
+}
+
+struct Inner {
+    by_name: HashMap<String, Participant>,
+    /// Participants of each shard.
+    load: Vec<u64>,
+    joining: Vec<(String, u64)>,
+    counted: HashMap<String, Tally>,
+    seen: Option<(Moment, usize)>,
+}
+
+struct Participant {
+    shard: u64,
+    is_written: bool,
+    refused: u64,
+    seen_at: Option<Moment>,
+}
+
+/// Why somebody cannot take part.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// There are too many already.
+    #[error("{MAX_PARTICIPANTS} take part already")]
+    TooMany,
+    /// It could not be written down.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+}
+
+impl Participants {
+    /// Those that the database knows, of a session with so many shards.
+    pub fn new(
+        session: FederatedSessionId,
+        database: Database,
+        clock: Clock,
+        shards: u64,
+        known: Vec<ParticipantRow>,
+    ) -> Self {
+        let mut load = vec![0; usize::try_from(shards.max(1)).unwrap_or(1)];
+        let mut by_name = HashMap::with_capacity(known.len());
+        for row in known {
+            let shard = natural(row.shard);
+            if let Some(load) = load.get_mut(shard as usize) {
+                *load += 1;
+            }
+            let participant = Participant {
+                shard,
+                is_written: true,
+                refused: natural(row.refused),
+                seen_at: None,
+            };
+            by_name.insert(row.name, participant);
+        }
+        Self {
+            session,
+            database,
+            clock,
+            inner: Mutex::new(Inner {
+                by_name,
+                load,
+                joining: Vec::new(),
+                counted: HashMap::new(),
+                seen: None,
+            }),
+            writing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The participant's shard: the one that it has, or for a newcomer the least used one, once that is written
+    /// down.
+    ///
+    /// # Errors
+    /// [`JoinError`]; nothing has changed.
+    pub async fn shard_of(&self, name: &str) -> Result<u64, JoinError> {
+        if let Some(shard) = self.known(name)? {
+            return Ok(shard);
+        }
+        let _turn = self.writing.lock().await;
+        // Whoever had the turn before may have written this one too.
+        if let Some(shard) = self.known(name)? {
+            return Ok(shard);
+        }
+        self.write().await?;
+        self.known(name)?
+            .ok_or(JoinError::Database(DatabaseError::Busy))
+    }
+
+    /// Notes that the participant is there. None for one that is not written down yet; it is put among those who
+    /// join.
+    fn known(&self, name: &str) -> Result<Option<u64>, JoinError> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        if let Some(known) = inner.by_name.get_mut(name) {
+            known.seen_at = Some(now);
+            return Ok(known.is_written.then_some(known.shard));
+        }
+        if inner.by_name.len() >= MAX_PARTICIPANTS {
+            return Err(JoinError::TooMany);
+        }
+        let shard = inner.least_used();
+        inner.load[shard] += 1;
+        let shard = shard as u64;
+        inner.joining.push((name.to_owned(), shard));
+        let participant = Participant {
+            shard,
+            is_written: false,
+            refused: 0,
+            seen_at: Some(now),
+        };
+        inner.by_name.insert(name.to_owned(), participant);
+        Ok(None)
+    }
+
+    /// Writes down who has joined and what was counted. What fails, or is given up, is written the next time:
+    /// joining twice changes nothing, and counts are taken out before and put back.
+    async fn write(&self) -> Result<(), DatabaseError> {
+        let (joining, counted) = {
+            let mut inner = self.lock();
+            let counted: Vec<_> = std::mem::take(&mut inner.counted).into_iter().collect();
+            (inner.joining.clone(), counted)
+        };
+        if joining.is_empty() && counted.is_empty() {
+            return Ok(());
+        }
+        let session = self.session;
+        let (names, more) = (joining.clone(), counted.clone());
+        let written = self
+            .database
+            .write::<_, DatabaseError, _>(move |c| {
+                store::join(c, session, &names, now())?;
+                store::count(c, session, &more)
+            })
+            .await;
+        let mut inner = self.lock();
+        match written {
+            Ok(()) => {
+                inner.joining.drain(..joining.len());
+                for (name, _) in &joining {
+                    if let Some(known) = inner.by_name.get_mut(name) {
+                        known.is_written = true;
+                    }
+                }
+                Ok(())
+            }
+            Err(error) => {
+                for (name, tally) in counted {
+                    inner.counted.entry(name).or_default().add(tally);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Counts an upload that was not valid; written down when this returns.
+    ///
+    /// # Errors
+    /// Those of the database; it is counted nevertheless.
+    pub async fn count_refused(&self, name: &str) -> Result<(), DatabaseError> {
+        {
+            let mut inner = self.lock();
+            let Some(known) = inner.by_name.get_mut(name) else {
+                return Ok(());
+            };
+            known.refused += 1;
+            inner.counted.entry(name.to_owned()).or_default().refused += 1;
+        }
+        let _turn = self.writing.lock().await;
+        self.write().await
+    }
+
+    /// Counts a result that came too late.
+    pub fn count_late(&self, name: &str) {
+        let mut inner = self.lock();
+        if inner.by_name.contains_key(name) {
+            inner.counted.entry(name.to_owned()).or_default().late += 1;
+        }
+    }
+
+    /// Writes down what was counted in memory.
+    ///
+    /// # Errors
+    /// Those of the database; it is written the next time.
+    pub async fn flush(&self) -> Result<(), DatabaseError> {
+        let _turn = self.writing.lock().await;
+        self.write().await
+    }
+
+    /// Uploads of this participant that were not valid.
+    pub fn refused(&self, name: &str) -> u64 {
+        self.lock()
+            .by_name
+            .get(name)
+            .map_or(0, |known| known.refused)
+    }
+
+    /// How many were seen within ten minutes; the number may be a second old.
+    pub fn seen_lately(&self) -> usize {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        if let Some((at, count)) = inner.seen
+            && now.since(at) < SEEN_COUNT_AGE
+        {
+            return count;
+        }
+        let is_there = |one: &Participant| one.seen_at.is_some_and(|at| now.since(at) < SEEN);
+        let count = inner.by_name.values().filter(|one| is_there(one)).count();
+        inner.seen = Some((now, count));
+        count
+    }
+
+    /// How long ago this participant was seen; none for one that was not since the platform's start.
+    pub fn seen_ago(&self, name: &str) -> Option<Duration> {
+        let now = self.clock.now();
+        let seen_at = self.lock().by_name.get(name)?.seen_at?;
+        Some(now.since(seen_at))
+    }
+
+    /// A panic while the lock was held leaves what it guards whole.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Inner {
+    /// The shard that the fewest have; of several the first.
+    fn least_used(&self) -> usize {
+        let by_load = self
+            .load
+            .iter()
+            .enumerate()
+            .min_by_key(|(index, load)| (**load, *index));
+        by_load.map_or(0, |(index, _)| index)
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.refused += other.refused;
+        self.late += other.late;
+    }
+}

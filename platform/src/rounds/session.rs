@@ -1,0 +1,246 @@
+//! A session as everybody reaches it: where it stands now, and the way by which results come in.
+//!
+//! What is asked often (a task, the state) is answered from here, without the actor and without the database.
+
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+use actix::Addr;
+use tempfile::TempPath;
+use tokio::sync::Semaphore;
+use trainyard_aggregation::{CheckError, GlobalAdapter, check};
+use trainyard_shared::ids::FederatedSessionId;
+
+use super::actor::{Apply, RoundActor, Take, Trouble};
+use super::keys;
+use super::participants::Participants;
+use super::scratch::LocalFile;
+use super::state::{Answer, Event, Rounds, Standing};
+use super::store::{SessionRow, ShardRow};
+use crate::actors::Actors;
+use crate::database::DatabaseError;
+use crate::storage::{StorageError, StoredObject};
+
+/// Results that are checked at once, of all sessions: more would only be slower.
+static CHECKS: Semaphore = Semaphore::const_new(2);
+
+/// One session that has been prepared.
+pub struct Session {
+    /// What never changes. Status, round and error in it are those of when it was loaded.
+    pub row: SessionRow,
+    /// The parts of the data that the platform hands out.
+    pub shards: Vec<ShardRow>,
+    /// Who takes part.
+    pub participants: Participants,
+    live: RwLock<Live>,
+    actor: Addr<RoundActor>,
+    global: tokio::sync::Mutex<Option<Arc<Global>>>,
+}
+
+/// Where a session stands.
+#[derive(Debug, Clone)]
+pub struct Live {
+    /// The state machine.
+    pub rounds: Rounds,
+    /// The global adapter of the round.
+    pub weights: StoredObject,
+    /// What keeps the round from being merged, for people.
+    pub trouble: Option<String>,
+}
+
+impl Live {
+    /// Why the session does not go on, for people.
+    pub fn waits_because(&self) -> Option<String> {
+        self.trouble.clone().or_else(|| self.rounds.waits_because())
+    }
+}
+
+/// The global adapter of a round, open.
+pub struct Global {
+    round: u64,
+    adapter: GlobalAdapter,
+    /// Kept for as long as the adapter is read.
+    _file: LocalFile,
+}
+
+/// A result as it came, not looked at yet.
+pub struct Offered {
+    /// Whose it is.
+    pub participant: String,
+    /// The round that it is for.
+    pub round: u64,
+    /// Its file.
+    pub file: TempPath,
+    /// The file's size and digest.
+    pub content: StoredObject,
+    /// Examples that it was trained on; 1 where that is not known.
+    pub weight: u64,
+    /// Mean loss, where it is known.
+    pub loss: Option<f64>,
+}
+
+/// Why a result has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// It is not valid; for whoever sent it.
+    #[error("{0}")]
+    Invalid(String),
+    /// The disk is full.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+    /// It could not be written down.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// The platform could not check it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl Session {
+    /// A session with its actor, which is not running yet.
+    pub(super) fn new(
+        row: SessionRow,
+        shards: Vec<ShardRow>,
+        participants: Participants,
+        live: Live,
+        actor: Addr<RoundActor>,
+    ) -> Self {
+        Self {
+            row,
+            shards,
+            participants,
+            live: RwLock::new(live),
+            actor,
+            global: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Its number.
+    pub fn id(&self) -> FederatedSessionId {
+        self.row.id()
+    }
+
+    /// Where it stands: round, weights and results belong to each other for as long as this is held. Not to be
+    /// held over a wait.
+    pub fn live(&self) -> RwLockReadGuard<'_, Live> {
+        self.live
+            .read()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Its actor has written down and made a change.
+    pub(super) fn update(&self, change: impl FnOnce(&mut Live)) {
+        let mut live = self
+            .live
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        change(&mut live);
+    }
+
+    /// Lets an event of the session's own happen.
+    ///
+    /// # Errors
+    /// Those of the store and the database: nothing has happened.
+    pub async fn apply(&self, event: Event) -> Result<Answer, Trouble> {
+        match self.actor.send(Apply(event)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(DatabaseError::Stopped.into()),
+        }
+    }
+
+    /// Takes a result in: it is checked whole against the global adapter, then stored, then counted. Whatever
+    /// goes wrong changes nothing.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub async fn submit(&self, actors: &Actors, offered: Offered) -> Result<Answer, SubmitError> {
+        let standing = self
+            .live()
+            .rounds
+            .standing(&offered.participant, offered.round);
+        if standing != Standing::Welcome {
+            return Ok(answer_to(standing, &offered.content.sha256));
+        }
+        let global = self.global(actors).await?;
+        if global.round != offered.round {
+            return Ok(Answer::Refused(Standing::Late));
+        }
+        let (file, delta_norm) = self.check(global, offered.file).await?;
+        let number =
+            i64::from(rand::random::<u32>()) << 20 | i64::from(rand::random::<u32>() >> 12);
+        let key = keys::update(self.id(), offered.round, number);
+        actors
+            .storage
+            .put_file(&key, &file, &offered.content)
+            .await?;
+        let take = Take {
+            participant: offered.participant,
+            round: offered.round,
+            number,
+            content: offered.content,
+            delta_norm,
+            weight: offered.weight,
+            loss: offered.loss,
+        };
+        let taken = match self.actor.send(take).await {
+            Ok(answer) => answer,
+            Err(_) => Err(DatabaseError::Stopped),
+        };
+        // Where it is not known whether it was written down, the next start removes what nothing refers to.
+        if taken.as_ref().is_ok_and(|answer| *answer != Answer::Taken)
+            && let Err(error) = actors.storage.delete(&key).await
+        {
+            tracing::warn!(session.id = %self.id(), %error, "a result that does not count was not removed");
+        }
+        Ok(taken?)
+    }
+
+    async fn check(
+        &self,
+        global: Arc<Global>,
+        file: TempPath,
+    ) -> Result<(TempPath, f64), SubmitError> {
+        let failed = |error: &dyn std::fmt::Display| SubmitError::Failed(error.to_string());
+        let _turn = CHECKS.acquire().await.map_err(|error| failed(&error))?;
+        let max_delta_norm = self.row.max_delta_norm;
+        let checked = tokio::task::spawn_blocking(move || {
+            let checked = check(&file, &global.adapter, max_delta_norm);
+            (file, checked)
+        })
+        .await;
+        match checked.map_err(|error| failed(&error))? {
+            (file, Ok(checked)) => Ok((file, checked.delta_norm)),
+            (_, Err(CheckError::Refused(refusal))) => {
+                Err(SubmitError::Invalid(refusal.to_string()))
+            }
+            (_, Err(CheckError::Failed(error))) => Err(failed(&error)),
+        }
+    }
+
+    /// The global adapter of the round that is open, or was a moment ago.
+    async fn global(&self, actors: &Actors) -> Result<Arc<Global>, SubmitError> {
+        let mut kept = self.global.lock().await;
+        let round = self.live().rounds.round();
+        if let Some(global) = kept.as_ref().filter(|global| global.round == round) {
+            return Ok(global.clone());
+        }
+        let key = keys::weights(self.id(), round);
+        let file = actors.scratch.local(actors.storage.as_ref(), &key).await?;
+        let adapter = GlobalAdapter::open(file.path())
+            .map_err(|error| SubmitError::Failed(error.to_string()))?;
+        let global = Arc::new(Global {
+            round,
+            adapter,
+            _file: file,
+        });
+        *kept = Some(global.clone());
+        Ok(global)
+    }
+}
+
+/// What somebody is told whose result cannot be taken any more, or is there already.
+pub fn answer_to(standing: Standing, sha256: &str) -> Answer {
+    match standing {
+        Standing::Given(known) if known == sha256 => Answer::Again,
+        other => Answer::Refused(other),
+    }
+}
