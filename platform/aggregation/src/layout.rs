@@ -1,9 +1,11 @@
 //! What an adapter's file consists of, and the global adapter that uploads are compared with.
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use trainyard_engine::EngineError;
+use trainyard_engine::device::MappedFile;
 use trainyard_engine::export::{FloatType, PlannedTensor, safetensors_header};
 use trainyard_engine::weights::SafetensorsFile;
 
@@ -156,13 +158,14 @@ impl GlobalAdapter {
             return Err(unusable("it holds no values".to_owned()));
         }
         let read = |error| AggregationError::io("read", path, error);
-        let handle = File::open(path).map_err(read)?;
-        let size_bytes = handle.metadata().map_err(read)?.len();
-        let header = header_of(&handle, starts[0]).map_err(read)?;
+        let mapped = MappedFile::open(path).map_err(read)?;
+        let size_bytes = mapped.len() as u64;
+        let data = usize::try_from(starts[0]).expect("a place in a mapped file");
+        let header = mapped[..data].to_vec();
         Ok(Self {
             path: path.to_owned(),
             layout,
-            stored: Stored::opened(path, handle, starts),
+            stored: Stored::mapped(path, mapped, starts),
             header,
             size_bytes,
         })
@@ -217,8 +220,9 @@ impl GlobalAdapter {
         if size_bytes < 8 {
             return Ok(None);
         }
-        let length = header_of(upload, 8)?;
-        let length = u64::from_le_bytes(length.try_into().expect("eight bytes were read"));
+        let mut length = [0; 8];
+        upload.read_exact_at(&mut length, 0)?;
+        let length = u64::from_le_bytes(length);
         let longest = 2 * self.header.len() as u64 + HEADER_SLACK_BYTES;
         let is_too_long = length > longest && length <= size_bytes - 8;
         Ok(is_too_long.then(|| Refusal::Damaged {
@@ -234,10 +238,3 @@ const HEADER_SLACK_BYTES: u64 = 64 * 1024;
 
 /// An upload that can be read, or what is wrong with it.
 pub(crate) type Opened = Result<Stored, Refusal>;
-
-fn header_of(file: &File, length: u64) -> std::io::Result<Vec<u8>> {
-    use std::os::unix::fs::FileExt;
-    let mut header = vec![0; usize::try_from(length).map_err(std::io::Error::other)?];
-    file.read_exact_at(&mut header, 0)?;
-    Ok(header)
-}

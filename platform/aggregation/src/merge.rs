@@ -10,6 +10,7 @@ use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use rayon::prelude::*;
 use trainyard_engine::export::FloatType;
 use trainyard_engine::files::{Access, AsideFile, HashingWriter};
 use trainyard_engine::weights::SafetensorsFile;
@@ -189,7 +190,7 @@ impl<'a> Merging<'a> {
             merge,
             velocity: open_velocity(merge)?,
             kept: updates
-                .into_iter()
+                .into_par_iter()
                 .map(open)
                 .collect::<Result<_, AggregationError>>()?,
             eliminated: eliminated.collect(),

@@ -1,6 +1,6 @@
 //! The outer step: Nesterov momentum on what the mean moved away from the global adapter.
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 /// How large the outer step is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -15,14 +15,34 @@ pub(crate) struct OuterStep {
 ///
 /// All slices are `[values]`. `x` holds the mean, and the new values afterwards; `velocity` its own new ones.
 pub(crate) fn outer_step(x: &mut [f32], velocity: &mut [f32], global: &[f32], step: OuterStep) {
-    let OuterStep { lr, momentum: mu } = step;
-    Arch::new().dispatch(|| {
-        for ((x, v), global) in x.iter_mut().zip(velocity).zip(global) {
+    Arch::new().dispatch(Nesterov {
+        x,
+        velocity,
+        global,
+        step,
+    });
+}
+
+struct Nesterov<'a> {
+    x: &'a mut [f32],
+    velocity: &'a mut [f32],
+    global: &'a [f32],
+    step: OuterStep,
+}
+
+impl WithSimd for Nesterov<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let OuterStep { lr, momentum: mu } = self.step;
+        let values = self.x.iter_mut().zip(self.velocity).zip(self.global);
+        for ((x, v), global) in values {
             let g = global - *x;
             *v = mu * *v + g;
             *x = global - lr * (g + mu * *v);
         }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use trainyard_engine::device::MappedFile;
 use trainyard_engine::export::FloatType;
 
 use crate::{AggregationError, Layout};
@@ -81,8 +82,18 @@ pub(crate) struct Stored {
     path: PathBuf,
     /// Where each tensor begins, in the order of the layout.
     starts: Vec<u64>,
-    /// Not there where so many files are needed that they are opened for each reading.
-    file: Option<File>,
+    source: Source,
+}
+
+/// How a file's bytes are come by.
+#[derive(Debug)]
+enum Source {
+    /// It stays open.
+    Open(File),
+    /// It is opened for each reading: there are too many to keep all open.
+    Closed,
+    /// It is mapped: it is read again and again.
+    Mapped(MappedFile),
 }
 
 impl Stored {
@@ -91,13 +102,25 @@ impl Stored {
         Self {
             path: path.to_owned(),
             starts,
-            file: Some(file),
+            source: Source::Open(file),
+        }
+    }
+
+    /// A file that is mapped.
+    pub fn mapped(path: &Path, file: MappedFile, starts: Vec<u64>) -> Self {
+        Self {
+            path: path.to_owned(),
+            starts,
+            source: Source::Mapped(file),
         }
     }
 
     /// The same, opened for each reading.
     pub fn closed(self) -> Self {
-        Self { file: None, ..self }
+        Self {
+            source: Source::Closed,
+            ..self
+        }
     }
 
     /// Reads a piece as f32. `halves` holds what is read where a value takes two bytes.
@@ -129,16 +152,30 @@ impl Stored {
     }
 
     fn read_bytes(&self, piece: &Piece, bytes: &mut [u8]) -> Result<(), AggregationError> {
-        let mut read = |file: &File| self.read_from(file, piece, bytes);
-        let done = match &self.file {
-            Some(file) => read(file),
-            None => File::open(&self.path).and_then(|file| read(&file)),
+        let done = match &self.source {
+            Source::Open(file) => {
+                self.read_runs(piece, bytes, |into, at| file.read_exact_at(into, at))
+            }
+            Source::Closed => File::open(&self.path).and_then(|file| {
+                self.read_runs(piece, bytes, |into, at| file.read_exact_at(into, at))
+            }),
+            Source::Mapped(file) => self.read_runs(piece, bytes, |into, at| {
+                let from = usize::try_from(at).map_err(io::Error::other)?;
+                let found = file.get(from..).and_then(|rest| rest.get(..into.len()));
+                into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+                Ok(())
+            }),
         };
         done.map_err(|error| AggregationError::io("read", &self.path, error))
     }
 
     /// Parts that lie one behind the other are read at once.
-    fn read_from(&self, file: &File, piece: &Piece, mut bytes: &mut [u8]) -> io::Result<()> {
+    fn read_runs(
+        &self,
+        piece: &Piece,
+        mut bytes: &mut [u8],
+        read: impl Fn(&mut [u8], u64) -> io::Result<()>,
+    ) -> io::Result<()> {
         let width = bytes.len() / piece.values;
         let start = |part: &Part| self.starts[part.tensor] + (part.from * width) as u64;
         let mut parts = piece.parts.iter().peekable();
@@ -149,7 +186,7 @@ impl Stored {
                 length += next.values * width;
             }
             let (now, rest) = bytes.split_at_mut(length);
-            file.read_exact_at(now, offset)?;
+            read(now, offset)?;
             bytes = rest;
         }
         Ok(())

@@ -3,7 +3,7 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use trainyard_engine::export::FloatType;
 
 /// Sums that are taken side by side, and added up at the end.
@@ -11,32 +11,60 @@ const LANES: usize = 16;
 
 /// `sums += weight * row`, `[values]`.
 pub(crate) fn add_scaled(sums: &mut [f64], weight: f64, row: &[f32]) {
-    Arch::new().dispatch(|| {
-        for (sum, x) in sums.iter_mut().zip(row) {
-            *sum += weight * f64::from(*x);
+    Arch::new().dispatch(AddScaled { sums, weight, row });
+}
+
+struct AddScaled<'a> {
+    sums: &'a mut [f64],
+    weight: f64,
+    row: &'a [f32],
+}
+
+impl WithSimd for AddScaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (sum, x) in self.sums.iter_mut().zip(self.row) {
+            *sum += self.weight * f64::from(*x);
         }
-    });
+    }
 }
 
 /// `values = sums / divisor`, rounded once to the type, `[values]`.
 pub(crate) fn divide(values: &mut [f32], sums: &[f64], divisor: f64, float_type: FloatType) {
-    Arch::new().dispatch(|| match float_type {
-        FloatType::F32 => {
-            for (value, sum) in values.iter_mut().zip(sums) {
-                *value = (sum / divisor) as f32;
-            }
-        }
-        FloatType::F16 => {
-            for (value, sum) in values.iter_mut().zip(sums) {
-                *value = f16::from_f32(to_odd(sum / divisor)).to_f32();
-            }
-        }
-        FloatType::Bf16 => {
-            for (value, sum) in values.iter_mut().zip(sums) {
-                *value = bf16::from_f32(to_odd(sum / divisor)).to_f32();
-            }
-        }
+    Arch::new().dispatch(Divide {
+        values,
+        sums,
+        divisor,
+        float_type,
     });
+}
+
+struct Divide<'a> {
+    values: &'a mut [f32],
+    sums: &'a [f64],
+    divisor: f64,
+    float_type: FloatType,
+}
+
+impl WithSimd for Divide<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let pairs = self.values.iter_mut().zip(self.sums);
+        let quotients = pairs.map(|(value, sum)| (value, sum / self.divisor));
+        match self.float_type {
+            FloatType::F32 => quotients.for_each(|(value, x)| *value = x as f32),
+            FloatType::F16 => {
+                quotients.for_each(|(value, x)| *value = f16::from_f32(to_odd(x)).to_f32());
+            }
+            FloatType::Bf16 => {
+                quotients.for_each(|(value, x)| *value = bf16::from_f32(to_odd(x)).to_f32());
+            }
+        }
+    }
 }
 
 /// Rounds to f32 such that rounding that to 16 bits is as good as rounding `x` itself: what is between two numbers goes
@@ -73,20 +101,39 @@ pub(crate) fn round(values: &mut [f32], halves: &mut [u16], float_type: FloatTyp
 
 /// Whether no value is NaN or infinite.
 pub(crate) fn are_finite(values: &[f32]) -> bool {
-    Arch::new().dispatch(|| {
-        let wrong = |count: u32, x: &f32| count + u32::from(!x.is_finite());
-        values
-            .chunks(1 << 16)
-            .all(|some| some.iter().fold(0, wrong) == 0)
-    })
+    Arch::new().dispatch(AreFinite(values))
+}
+
+struct AreFinite<'a>(&'a [f32]);
+
+impl WithSimd for AreFinite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> bool {
+        let wrong = |any: bool, x: &f32| any | !x.is_finite();
+        !self.0.iter().fold(false, wrong)
+    }
 }
 
 /// The sum of (x - y)^2. It is not finite just where a value is not.
 pub(crate) fn squared_distance(x: &[f32], y: &[f32]) -> f64 {
-    Arch::new().dispatch(|| {
+    Arch::new().dispatch(SquaredDistance { x, y })
+}
+
+struct SquaredDistance<'a> {
+    x: &'a [f32],
+    y: &'a [f32],
+}
+
+impl WithSimd for SquaredDistance<'_> {
+    type Output = f64;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> f64 {
         let mut sums = [0.0_f64; LANES];
-        let (x, x_rest) = x.as_chunks::<LANES>();
-        let (y, y_rest) = y.as_chunks::<LANES>();
+        let (x, x_rest) = self.x.as_chunks::<LANES>();
+        let (y, y_rest) = self.y.as_chunks::<LANES>();
         let square = |x: f32, y: f32| (f64::from(x) - f64::from(y)).powi(2);
         for (x, y) in x.iter().zip(y) {
             for lane in 0..LANES {
@@ -97,7 +144,7 @@ pub(crate) fn squared_distance(x: &[f32], y: &[f32]) -> f64 {
             sums[lane] += square(*x, *y);
         }
         sums.iter().sum()
-    })
+    }
 }
 
 /// For each value the mean of the rows that are left when the `each_side` smallest and largest are not counted.
@@ -147,13 +194,25 @@ fn sort_columns(values: &mut [f32], columns: usize) {
 
 /// Puts the smaller of each pair into `low`.
 fn sort_pairs(low: &mut [f32], high: &mut [f32]) {
-    Arch::new().dispatch(|| {
-        for (low, high) in low.iter_mut().zip(high) {
+    Arch::new().dispatch(SortPairs { low, high });
+}
+
+struct SortPairs<'a> {
+    low: &'a mut [f32],
+    high: &'a mut [f32],
+}
+
+impl WithSimd for SortPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        for (low, high) in self.low.iter_mut().zip(self.high) {
             let (a, b) = (*low, *high);
             *low = if b < a { b } else { a };
             *high = if b < a { a } else { b };
         }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::pieces::Piece;
 
 /// Pieces a thread that are computed while those before them are taken.
-const PIECES_PER_THREAD: usize = 2;
+const PIECES_PER_THREAD: usize = 4;
 
 /// Computes every piece, each into a workspace of its own, and gives the workspaces to `take` in the pieces' order.
 /// There are never more than a few workspaces, and none is computed before those far ahead of it are taken.
