@@ -8,7 +8,7 @@ import subprocess
 import time
 
 from conftest import ROOT
-from safetensors_header import tensor_names
+from tiny_safetensors import names as tensor_names
 
 QUICK_LIMIT_SECONDS = 300
 

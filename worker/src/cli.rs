@@ -11,9 +11,11 @@ mod export;
 mod generate;
 mod model;
 mod output;
+mod pack;
 mod run;
 mod signals;
 mod train;
+mod volunteer;
 
 use std::process::ExitCode;
 
@@ -44,6 +46,8 @@ struct Cli {
 enum Command {
     /// Connect to a platform and work for it until stopped
     Run(run::Options),
+    /// Train for a coordinator of Coordinator protocol v1, round after round
+    Volunteer(Box<volunteer::Options>),
     /// Train by a job file, without a platform
     Train(train::Options),
     /// Let a model answer, with or without an adapter
@@ -52,6 +56,8 @@ enum Command {
     Evaluate(evaluate::Options),
     /// Write a model, with or without an adapter, in another form
     Export(export::Options),
+    /// Turn a data set into token shards for volunteers
+    Pack(pack::Options),
     /// Measure how fast this machine trains
     Benchmark(benchmark::Options),
     /// Print a shell's completions
@@ -71,10 +77,12 @@ pub fn main() -> ExitCode {
     let output = Output::new(cli.json);
     let result = match cli.command {
         Command::Run(options) => run::run(options),
+        Command::Volunteer(options) => volunteer::run(*options, &output),
         Command::Train(options) => train::run(options, &output),
         Command::Generate(options) => generate::run(options, &output),
         Command::Evaluate(options) => evaluate::run(options, &output),
         Command::Export(options) => export::run(options, &output),
+        Command::Pack(options) => pack::run(options, &output),
         Command::Benchmark(options) => benchmark::run(options, &output),
         Command::Completions(options) => completions::run(&options),
     };
@@ -82,7 +90,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output.error(&error);
-            ExitCode::FAILURE
+            error.exit_code()
         }
     }
 }

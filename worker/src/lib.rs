@@ -11,6 +11,7 @@ mod run;
 mod state_dir;
 pub mod tasks;
 mod tls;
+pub mod volunteer;
 
 pub use config::WorkerConfig;
 pub use run::{WorkerError, run};

@@ -1,11 +1,13 @@
 //! Why a command failed, as it is told to the person at the terminal.
 
 use std::io;
+use std::process::ExitCode;
 
 use crate::WorkerError;
 use crate::config::ConfigError;
 use crate::engine::EngineError;
 use crate::tasks::base_model::ModelUnavailable;
+use crate::volunteer::VolunteerError;
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +24,9 @@ pub enum CliError {
     /// The engine.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// A volunteer's.
+    #[error(transparent)]
+    Volunteer(#[from] VolunteerError),
     /// The HTTP client.
     #[error("http client: {0}")]
     Http(#[from] reqwest::Error),
@@ -47,6 +52,14 @@ impl CliError {
         Self::Io {
             what: what.into(),
             source,
+        }
+    }
+
+    /// What the process ends with.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Volunteer(error) if error.is_about_arguments() => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
         }
     }
 

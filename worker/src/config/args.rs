@@ -212,7 +212,7 @@ fn hub_endpoint(text: &str) -> Result<Url, String> {
     }
 }
 
-fn secret(text: &str) -> Result<Secret, String> {
+pub(crate) fn secret(text: &str) -> Result<Secret, String> {
     Ok(Secret::from(text.trim()))
 }
 

@@ -232,6 +232,8 @@ impl ModelSource {
                 bearer: None,
                 size_bytes: None,
                 sha256: None,
+                digest_header: None,
+                max_bytes: None,
                 destination: &folder.join(name),
             };
             let progress = |bytes| {

@@ -60,6 +60,8 @@ pub(super) async fn fetch_dataset(
         bearer: None,
         size_bytes: source.size_bytes,
         sha256: source.sha256.as_deref(),
+        digest_header: None,
+        max_bytes: None,
         destination: &destination,
     };
     context

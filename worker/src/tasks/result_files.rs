@@ -179,6 +179,8 @@ async fn fetch_into(
             bearer: None,
             size_bytes: file.size_bytes,
             sha256: file.sha256.as_deref(),
+            digest_header: None,
+            max_bytes: None,
             destination: &folder.join(name),
         };
         let renew = async || renewed(model_path, name, context).await;

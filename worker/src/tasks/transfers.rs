@@ -16,7 +16,9 @@ use reqwest::StatusCode;
 
 pub use download::Download;
 pub use retry::RetryPolicy;
+pub(crate) use retry::{passes, retry_after};
 pub use upload::{Grant, Upload};
+pub(crate) use upload::FileBody;
 
 use crate::http_proxy::with_proxies;
 
@@ -122,12 +124,26 @@ impl Http {
         retry: RetryPolicy,
         tls: &rustls::ClientConfig,
     ) -> Result<Self, reqwest::Error> {
+        Self::built(retry, tls, |builder| builder)
+    }
+
+    /// The same with what `adapt` makes of the clients' settings.
+    ///
+    /// # Errors
+    ///
+    /// TLS cannot be set up.
+    pub(crate) fn built(
+        retry: RetryPolicy,
+        tls: &rustls::ClientConfig,
+        adapt: impl Fn(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+    ) -> Result<Self, reqwest::Error> {
         let builder = || {
-            with_proxies(reqwest::Client::builder())
+            let builder = with_proxies(reqwest::Client::builder())
                 .tls_backend_preconfigured(tls.clone())
                 .user_agent(concat!("trainyard-worker/", env!("CARGO_PKG_VERSION")))
                 .connect_timeout(CONNECT)
-                .tcp_nodelay(true)
+                .tcp_nodelay(true);
+            adapt(builder)
         };
         Ok(Self {
             client: builder().read_timeout(STALL).build()?,
@@ -139,6 +155,11 @@ impl Http {
     /// The client itself, for small requests.
     pub(crate) fn client(&self) -> &reqwest::Client {
         &self.client
+    }
+
+    /// The client for bodies whose sending may take long.
+    pub(crate) fn uploads(&self) -> &reqwest::Client {
+        &self.uploads
     }
 
     /// How it tries again.
@@ -175,7 +196,8 @@ pub(crate) async fn describe_answer(response: reqwest::Response) -> String {
 /// Bytes of an error answer that are looked at.
 const ERROR_BODY_BYTES: usize = 4096;
 
-/// What an error answer says: the message of our own platform's errors and of the hub's, else plain text.
+/// What an error answer says: the message of our own platform's errors, of the hub's and of coordinators', else plain
+/// text.
 async fn error_text(mut response: reqwest::Response) -> Option<String> {
     let mut body = Vec::new();
     while body.len() < ERROR_BODY_BYTES {
@@ -189,7 +211,7 @@ async fn error_text(mut response: reqwest::Response) -> Option<String> {
     let from_json = serde_json::from_str::<serde_json::Value>(&text)
         .ok()
         .and_then(|json| {
-            let error = json.get("error")?;
+            let error = json.get("error").or_else(|| json.get("hata"))?;
             let message = error.get("message").unwrap_or(error);
             message.as_str().map(str::to_owned)
         });

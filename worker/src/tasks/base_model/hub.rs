@@ -136,6 +136,8 @@ impl<'a> Hub<'a> {
             bearer: self.token,
             size_bytes: Some(file.size_bytes()),
             sha256: file.lfs.as_ref().map(|large| large.oid.as_str()),
+            digest_header: None,
+            max_bytes: None,
             destination: &destination,
         };
         let progress = |bytes| {

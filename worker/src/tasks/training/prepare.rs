@@ -122,6 +122,8 @@ async fn fetch_checkpoint(
             bearer: None,
             size_bytes: Some(*size_bytes),
             sha256: Some(sha256),
+            digest_header: None,
+            max_bytes: None,
             destination: &destination,
         };
         let storage_key = format!("{prefix}{name}");

@@ -27,6 +27,10 @@ pub struct Download<'a> {
     pub size_bytes: Option<u64>,
     /// Its SHA-256 in lower-case hex, where it is known.
     pub sha256: Option<&'a str>,
+    /// The answer's header that holds the body's SHA-256, where there is one: other content is not even begun.
+    pub digest_header: Option<&'a str>,
+    /// More bytes than this are not taken.
+    pub max_bytes: Option<u64>,
     /// Where it goes. Its folder must be there.
     pub destination: &'a Path,
 }
@@ -155,6 +159,9 @@ impl Http {
             .send()
             .await
             .map_err(|error| Fault::from_client(file.name, error))?;
+        if response.status().is_success() {
+            check_digest(file, response.headers())?;
+        }
         match response.status() {
             StatusCode::OK => part.restart().await.map_err(Fault::Final)?,
             StatusCode::PARTIAL_CONTENT => {
@@ -181,6 +188,11 @@ impl Http {
             .await
             .map_err(|error| Fault::from_client(file.name, error))?
         {
+            let length = part.length + chunk.len() as u64;
+            if let Some(most) = file.max_bytes.filter(|most| length > *most) {
+                let message = format!("it is longer than {most} bytes");
+                return Err(Fault::Final(wrong_content(file, message)));
+            }
             part.append(&chunk).await.map_err(Fault::Final)?;
             if file.size_bytes.is_some_and(|size| part.length > size) {
                 break;
@@ -195,6 +207,20 @@ impl Http {
             _ => Ok(()),
         }
     }
+}
+
+/// Whether the answer says that it holds the file that is meant, where it says so.
+fn check_digest(file: &Download<'_>, headers: &HeaderMap) -> Result<(), Fault> {
+    let told = file.digest_header.and_then(|name| headers.get(name));
+    let (Some(told), Some(expected)) = (told, file.sha256) else {
+        return Ok(());
+    };
+    let told = told.to_str().unwrap_or_default().trim();
+    if told.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    let message = format!("the server has SHA-256 {told}, not {expected}");
+    Err(Fault::Final(wrong_content(file, message)))
 }
 
 /// The beginning of a file.

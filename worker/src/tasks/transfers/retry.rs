@@ -95,7 +95,7 @@ impl Fault {
 }
 
 /// Whether an answer with this status may be another one later.
-fn passes(status: StatusCode) -> bool {
+pub(crate) fn passes(status: StatusCode) -> bool {
     match status {
         StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => true,
         StatusCode::NOT_IMPLEMENTED | StatusCode::HTTP_VERSION_NOT_SUPPORTED => false,
@@ -118,7 +118,7 @@ fn clock_skew(headers: &HeaderMap, now: DateTime<Utc>) -> Option<String> {
 }
 
 /// `Retry-After` in seconds. Its other form, a date, is not used by anything that we talk to.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers
         .get(RETRY_AFTER)?
         .to_str()

@@ -72,6 +72,8 @@ impl Target {
             bearer: None,
             size_bytes: Some(self.size_bytes),
             sha256: Some(&self.sha256),
+            digest_header: None,
+            max_bytes: None,
             destination: &path,
         };
         http().download(&file, renew, |_| {}).await
@@ -453,6 +455,8 @@ async fn a_file_that_changes_while_it_is_fetched_is_never_mixed_of_both() {
         bearer: None,
         size_bytes: None,
         sha256: None,
+        digest_header: None,
+        max_bytes: None,
         destination: &destination,
     };
     http()

@@ -120,16 +120,7 @@ impl Http {
     }
 
     async fn put(&self, file: &Upload<'_>, grant: Grant) -> Result<(), Fault> {
-        let handle = tokio::fs::File::open(file.path)
-            .await
-            .map_err(|source| Fault::Final(TransferError::io("read", file.path, source)))?;
-        let taken = Arc::new(AtomicU64::new(0));
-        let count = taken.clone();
-        let chunks = ReaderStream::with_capacity(handle, 1 << 18).inspect(move |chunk| {
-            let bytes = chunk.as_ref().map_or(0, |bytes| bytes.len() as u64);
-            count.fetch_add(bytes, Ordering::Relaxed);
-        });
-        let body = reqwest::Body::wrap_stream(chunks);
+        let FileBody { body, sent } = FileBody::open(file.path).await.map_err(Fault::Final)?;
         let mut request = self
             .uploads
             .put(grant.url.expose())
@@ -143,7 +134,7 @@ impl Http {
             response = request.body(body).send() => {
                 response.map_err(|error| Fault::from_client(file.name, error))?
             }
-            fault = stalled(&taken, file.size_bytes) => return Err(fault),
+            reason = sent.stalled(file.size_bytes) => return Err(Fault::passing(reason)),
         };
         if response.status().is_success() {
             return Ok(());
@@ -152,19 +143,52 @@ impl Http {
     }
 }
 
-/// Ends when nothing of the body was taken for [`STALL`], or no answer has come for [`STORING`] after it.
-async fn stalled(taken: &AtomicU64, size_bytes: u64) -> Fault {
-    let mut before = None;
-    loop {
-        let now = taken.load(Ordering::Relaxed);
-        if now >= size_bytes {
-            tokio::time::sleep(STORING).await;
-            return Fault::passing(format!("no answer within {STORING:?} after the whole file"));
+/// A file as the body of a request.
+pub(crate) struct FileBody {
+    /// To be sent.
+    pub(crate) body: reqwest::Body,
+    /// How much of it was.
+    pub(crate) sent: Sent,
+}
+
+/// Bytes of a body that the network has taken.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Sent(Arc<AtomicU64>);
+
+impl FileBody {
+    /// The file at `path`, read as it is sent.
+    pub(crate) async fn open(path: &Path) -> Result<Self, TransferError> {
+        let handle = tokio::fs::File::open(path)
+            .await
+            .map_err(|source| TransferError::io("read", path, source))?;
+        let sent = Sent::default();
+        let count = sent.0.clone();
+        let chunks = ReaderStream::with_capacity(handle, 1 << 18).inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, |bytes| bytes.len() as u64);
+            count.fetch_add(bytes, Ordering::Relaxed);
+        });
+        Ok(Self {
+            body: reqwest::Body::wrap_stream(chunks),
+            sent,
+        })
+    }
+}
+
+impl Sent {
+    /// Ends when nothing of the body was taken for [`STALL`], or no answer has come for [`STORING`] after it; with why.
+    pub(crate) async fn stalled(&self, size_bytes: u64) -> String {
+        let mut before = None;
+        loop {
+            let now = self.0.load(Ordering::Relaxed);
+            if now >= size_bytes {
+                tokio::time::sleep(STORING).await;
+                return format!("no answer within {STORING:?} after the whole file");
+            }
+            if before == Some(now) {
+                return format!("nothing was taken for {STALL:?}");
+            }
+            before = Some(now);
+            tokio::time::sleep(STALL).await;
         }
-        if before == Some(now) {
-            return Fault::passing(format!("nothing was taken for {STALL:?}"));
-        }
-        before = Some(now);
-        tokio::time::sleep(STALL).await;
     }
 }

@@ -1,0 +1,495 @@
+//! The volunteer's way through a session, from `/bilgi` to `bitti`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use tokio::sync::mpsc::UnboundedSender;
+use trainyard_shared::coordinator::{Finished, Mode, Task, TaskReply};
+use trainyard_shared::message::BaseModel;
+
+use super::adapter;
+use super::client::{Client, Submitted, Trouble};
+use super::error::VolunteerError;
+use super::event::{VolunteerEvent, WaitReason};
+use super::info::SessionInfo;
+use super::limits::Gate;
+use super::local_data;
+use super::state::{KeptResult, Session};
+use super::training::{self, Trainee, Work};
+use super::{OwnPart, VolunteerConfig};
+use crate::connection::backoff::Backoff;
+use crate::engine::EngineError;
+use crate::engine::trainer::local::{LocalOutcome, LocalResult, LocalTraining, Part};
+use crate::engine::weights::{ModelFiles, SafetensorsFile};
+use crate::files::is_digest;
+use crate::hardware::free_memory_bytes;
+use crate::tasks::StopSignal;
+use crate::tasks::base_model::{FetchProgress, ModelSource};
+use crate::tasks::transfers::{Http, RetryPolicy};
+
+/// So many results in a row that are refused, or that came to nothing, end the volunteer.
+const FAILURES_IN_A_ROW: u32 = 3;
+/// How often is looked whether the owner's limits let it go on.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Fetching the base model is told after so many more bytes of a file.
+const TOLD_BYTES: u64 = 64 << 20;
+/// What a file of weights may take up beyond the values that are trained.
+const WEIGHTS_HEAD_BYTES: u64 = 16 << 20;
+
+/// Volunteers until the coordinator says that training is finished. `tell` is told what happens.
+///
+/// # Errors
+/// What a person must put right, or that `stop` was set.
+pub async fn run(
+    config: &VolunteerConfig,
+    stop: &StopSignal,
+    tell: UnboundedSender<VolunteerEvent>,
+) -> Result<(), VolunteerError> {
+    let session = Session::open(config)?;
+    let delays = (config.first_delay, config.longest_delay);
+    let client = Client::new(&config.coordinator, &config.name, config.key.as_ref(), delays)?;
+    let volunteer = Volunteer {
+        config,
+        client,
+        session,
+        gate: Arc::new(Gate::new(&config.limits)),
+        stop,
+        tell,
+        polls: Backoff::new(config.first_delay, config.longest_delay),
+        faults: Backoff::new(config.first_delay, config.longest_delay),
+        info: SessionInfo::default(),
+        model_name: String::new(),
+        trainee: None,
+        has_had_a_task: false,
+        failures: 0,
+    };
+    volunteer.run().await
+}
+
+struct Volunteer<'a> {
+    config: &'a VolunteerConfig,
+    client: Client,
+    session: Session,
+    gate: Arc<Gate>,
+    stop: &'a StopSignal,
+    tell: UnboundedSender<VolunteerEvent>,
+    /// Between questions while the round is open.
+    polls: Backoff,
+    /// Between tries while something fails.
+    faults: Backoff,
+    info: SessionInfo,
+    model_name: String,
+    /// None before the first round.
+    trainee: Option<Trainee>,
+    has_had_a_task: bool,
+    /// Rounds in a row that came to nothing.
+    failures: u32,
+}
+
+impl Volunteer<'_> {
+    async fn run(mut self) -> Result<(), VolunteerError> {
+        self.join().await?;
+        loop {
+            self.wait_until_allowed().await?;
+            match self.task().await? {
+                TaskReply::Finished(Finished { finished: true }) => {
+                    self.session.drop_result()?;
+                    self.tell(VolunteerEvent::Finished);
+                    return Ok(());
+                }
+                TaskReply::Finished(_) => {
+                    let reason = "the coordinator has neither a task nor an end".to_owned();
+                    self.rest_after_fault(reason, None).await?;
+                }
+                TaskReply::Wait(wait) => {
+                    // This worker's result is in, however that was learned.
+                    self.session.drop_result()?;
+                    let delay = self.polls.next_delay(rand::random());
+                    let reason = WaitReason::RoundOpen { round: wait.round };
+                    self.rest(reason, delay).await?;
+                }
+                TaskReply::Task(task) => {
+                    self.has_had_a_task = true;
+                    self.polls.reset();
+                    self.round(task).await?;
+                }
+            }
+        }
+    }
+
+    /// Learns what is trained.
+    async fn join(&mut self) -> Result<(), VolunteerError> {
+        let answer = loop {
+            match self.until_stopped(self.client.info()).await? {
+                Ok(answer) => break answer.unwrap_or_default(),
+                Err(trouble) => self.after(trouble).await?,
+            }
+        };
+        self.faults.reset();
+        self.info = SessionInfo::of(&answer).map_err(VolunteerError::NotPossible)?;
+        let named = self.config.model.clone().or_else(|| self.info.model.clone());
+        self.model_name = named.ok_or_else(|| {
+            VolunteerError::Arguments(
+                "the coordinator does not say which base model is trained: name it with --model".to_owned(),
+            )
+        })?;
+        self.tell(VolunteerEvent::Joined {
+            session: self.info.name.clone(),
+            model: self.model_name.clone(),
+        });
+        Ok(())
+    }
+
+    /// Asks for a task until there is an answer.
+    async fn task(&mut self) -> Result<TaskReply, VolunteerError> {
+        loop {
+            match self.until_stopped(self.client.task()).await? {
+                Ok(reply) => {
+                    self.faults.reset();
+                    return Ok(reply);
+                }
+                Err(trouble) => self.after(trouble).await?,
+            }
+        }
+    }
+
+    /// One round: what was trained is delivered, or what is to be trained is.
+    async fn round(&mut self, task: Task) -> Result<(), VolunteerError> {
+        let kept = self.session.kept();
+        if let Some(kept) = kept.filter(|kept| kept.is_of(&task)) {
+            return self.deliver(&kept).await;
+        }
+        self.session.drop_result()?;
+        if !is_digest(&task.weights_sha256)
+            || task.data_sha256.as_deref().is_some_and(|digest| !is_digest(digest))
+        {
+            return Err(VolunteerError::NotPossible(
+                "the task's digests are no SHA-256 in hexadecimal".to_owned(),
+            ));
+        }
+        self.session.sweep(&task)?;
+        if self.trainee.is_none() && self.info.adapter.is_some() {
+            self.trainee = Some(self.trainee(&task, None).await?);
+        }
+        let weights = self.session.weights(&task.weights_sha256);
+        if !Session::has(&weights, &task.weights_sha256) {
+            let most = self.most_weight_bytes();
+            let fetched = self.client.weights(&task, most, &weights);
+            if let Err(trouble) = self.until_stopped(fetched).await? {
+                return self.after(trouble).await;
+            }
+        }
+        if self.trainee.is_none() {
+            self.trainee = Some(self.trainee(&task, Some(&weights)).await?);
+        }
+        let (shard, part) = match self.data(&task).await? {
+            Ok(data) => data,
+            Err(trouble) => return self.after(trouble).await,
+        };
+        let Some(result) = self.train(&task, weights, shard, part).await? else {
+            return Ok(());
+        };
+        let kept = KeptResult {
+            round: task.round,
+            weights_sha256: task.weights_sha256,
+            sha256: result.file.sha256,
+            size_bytes: result.file.size_bytes,
+        };
+        self.session.keep(&kept)?;
+        self.tell(VolunteerEvent::Trained {
+            round: kept.round,
+            loss: result.loss,
+            size_bytes: kept.size_bytes,
+            sha256: kept.sha256.clone(),
+        });
+        self.deliver(&kept).await
+    }
+
+    /// Sends a result once; what may pass brings it back at the next answer with the same task.
+    async fn deliver(&mut self, kept: &KeptResult) -> Result<(), VolunteerError> {
+        let (round, path) = (kept.round, self.session.result());
+        let submitted = self.until_stopped(self.client.submit(kept, &path)).await?;
+        let reason = match submitted {
+            Ok(Submitted::Taken) => {
+                self.failures = 0;
+                self.faults.reset();
+                self.session.drop_result()?;
+                self.tell(VolunteerEvent::Delivered { round });
+                return Ok(());
+            }
+            Ok(Submitted::TooLate(reason)) => reason,
+            Ok(Submitted::Invalid(reason)) => {
+                self.failures += 1;
+                if self.failures >= FAILURES_IN_A_ROW {
+                    return Err(VolunteerError::Refused {
+                        times: self.failures,
+                        last: reason,
+                    });
+                }
+                reason
+            }
+            Err(trouble) => return self.after(trouble).await,
+        };
+        self.session.drop_result()?;
+        self.tell(VolunteerEvent::NotTaken { round, reason });
+        let delay = self.polls.next_delay(rand::random());
+        self.rest(WaitReason::RoundOpen { round }, delay).await
+    }
+
+    /// The shard to train on, with the part of it.
+    async fn data(
+        &mut self,
+        task: &Task,
+    ) -> Result<Result<(PathBuf, Option<Part>), Trouble>, VolunteerError> {
+        if let Some(digest) = &task.data_sha256 {
+            let path = self.session.shard(digest);
+            if !Session::has(&path, digest) {
+                let fetched = self.client.shard(task, digest, &path);
+                if let Err(trouble) = self.until_stopped(fetched).await? {
+                    return Ok(Err(trouble));
+                }
+            }
+            return Ok(Ok((path, None)));
+        }
+        let Some(own) = &self.config.data else {
+            return Err(VolunteerError::Arguments(
+                "the coordinator serves no data: give your own with --veri FILE".to_owned(),
+            ));
+        };
+        let part = match own.part {
+            OwnPart::Whole => None,
+            OwnPart::ByTask => Some(Part {
+                index: task.shard,
+                count: task.shards,
+            }),
+        };
+        let mode = task.mode.unwrap_or(Mode::Cpt);
+        let trainee = self.trainee.as_ref().expect("it is there before the data");
+        let is_stopped = || self.stop.is_set();
+        let path =
+            local_data::shard(&own.file, mode, &trainee.files, &self.session, &is_stopped)?;
+        Ok(Ok((path, part)))
+    }
+
+    /// The base model with the session's adapter, whose shape the weights tell where the coordinator does not.
+    async fn trainee(
+        &self,
+        task: &Task,
+        weights: Option<&std::path::Path>,
+    ) -> Result<Trainee, VolunteerError> {
+        let not_possible = VolunteerError::NotPossible;
+        let (name, alpha) = (&self.model_name, self.config.lora_alpha);
+        let adapter = match (&self.info.adapter, weights) {
+            (Some(info), _) => adapter::told(info, alpha, name),
+            (None, Some(weights)) => {
+                let file = SafetensorsFile::open(weights)?;
+                adapter::of_weights(&file, alpha, name)
+            }
+            (None, None) => Err("the adapter is not known".to_owned()),
+        };
+        let adapter = adapter.map_err(not_possible)?;
+        let path = self.base_model().await?;
+        let files = ModelFiles::open(&path)?;
+        let config = training::config_of(task, &adapter).map_err(not_possible)?;
+        LocalTraining::check_memory(&files, &adapter, &config, free_memory_bytes())?;
+        Ok(Trainee {
+            files,
+            adapter,
+            local: None,
+        })
+    }
+
+    /// The folder or file of the base model, fetched if need be.
+    async fn base_model(&self) -> Result<PathBuf, VolunteerError> {
+        if self.config.model.is_some() {
+            let path = PathBuf::from(&self.model_name);
+            if path.exists() {
+                return Ok(path);
+            }
+        }
+        let source = ModelSource::new(
+            self.config.models.clone(),
+            Http::new(RetryPolicy::default())?,
+        );
+        let model = BaseModel {
+            huggingface_id: self.model_name.clone(),
+            download_urls: Vec::new(),
+        };
+        let mut told: Option<(String, u64)> = None;
+        let found = source.find(&model, |progress: FetchProgress<'_>| {
+            let next = match &told {
+                Some((file, bytes)) if file == progress.file => bytes + TOLD_BYTES,
+                _ => 0,
+            };
+            if progress.bytes >= next {
+                told = Some((progress.file.to_owned(), progress.bytes));
+                self.tell(VolunteerEvent::Fetching {
+                    file: progress.file.to_owned(),
+                    bytes: progress.bytes,
+                });
+            }
+        });
+        Ok(self.until_stopped(found).await??)
+    }
+
+    /// Trains; gives none where the round came to nothing.
+    async fn train(
+        &mut self,
+        task: &Task,
+        weights: PathBuf,
+        shard: PathBuf,
+        part: Option<Part>,
+    ) -> Result<Option<LocalResult>, VolunteerError> {
+        let mut trainee = self.trainee.take().expect("it is there between rounds");
+        let config =
+            training::config_of(task, &trainee.adapter).map_err(VolunteerError::NotPossible)?;
+        self.tell(VolunteerEvent::RoundBegun {
+            round: task.round,
+            total_rounds: task.total_rounds,
+            shard: task.shard,
+            steps: task.local_steps,
+        });
+        let work = Work {
+            config,
+            task: task.clone(),
+            weights,
+            shard,
+            part,
+            output: self.session.result(),
+            optimizer: self.config.keep_optimizer.then(|| self.session.optimizer()),
+        };
+        let (gate, stop, tell) = (self.gate.clone(), self.stop.clone(), self.tell.clone());
+        let training = tokio::task::spawn_blocking(move || {
+            // Nobody listens any more only where the program ends.
+            let tell = |event| drop(tell.send(event));
+            let outcome = training::train(&mut trainee, &work, &gate, &stop, &tell);
+            (trainee, outcome)
+        });
+        let (trainee, outcome) = training.await.map_err(|error| {
+            VolunteerError::NotPossible(format!("training broke off: {error}"))
+        })?;
+        self.trainee = Some(trainee);
+        match outcome {
+            Ok(LocalOutcome::Trained(result)) => Ok(Some(result)),
+            Ok(LocalOutcome::Stopped) if self.stop.is_set() => Err(self.stopped()),
+            Ok(LocalOutcome::Stopped) => Ok(None),
+            Err(error @ EngineError::Diverged { .. }) if self.failures + 1 < FAILURES_IN_A_ROW => {
+                self.failures += 1;
+                self.rest_after_fault(error.to_string(), None).await?;
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// More bytes than these are no weights of the session's adapter.
+    fn most_weight_bytes(&self) -> Option<u64> {
+        let trainee = self.trainee.as_ref()?;
+        let targets = trainee.adapter.targets(&trainee.files.config).ok()?;
+        let values = targets.iter().map(|target| {
+            let [outputs, inputs] = trainee.files.config.projection_shape(target.projection);
+            (target.rank * (outputs + inputs)) as u64
+        });
+        let whole = match trainee.adapter.modules_to_save.is_empty() {
+            true => 0,
+            false => trainee.files.config.parameter_count(),
+        };
+        Some(4 * (values.sum::<u64>() + whole) + WEIGHTS_HEAD_BYTES)
+    }
+
+    /// Waits after what may pass; ends with what does not.
+    async fn after(&mut self, trouble: Trouble) -> Result<(), VolunteerError> {
+        match trouble {
+            Trouble::Passing {
+                reason,
+                retry_after,
+            } => self.rest_after_fault(reason, retry_after).await,
+            Trouble::OtherContent(reason) => self.rest_after_fault(reason, None).await,
+            Trouble::Refused { status, answer } => match status {
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                    let hint = match self.config.key {
+                        Some(_) => "the coordinator does not take the key",
+                        None => "the coordinator asks for a key: give it with --anahtar",
+                    };
+                    Err(VolunteerError::Arguments(format!("{hint} ({answer})")))
+                }
+                StatusCode::BAD_REQUEST => Err(VolunteerError::Arguments(format!(
+                    "the coordinator does not take this request ({answer})"
+                ))),
+                // It was there before: it is being started again, or something in front of it is.
+                _ if self.has_had_a_task => self.rest_after_fault(answer, None).await,
+                _ => Err(VolunteerError::Arguments(format!(
+                    "there is no session at {} ({answer})",
+                    self.config.coordinator
+                ))),
+            },
+            Trouble::Redirected(reason) => Err(VolunteerError::Arguments(reason)),
+            Trouble::Disk(error) => Err(VolunteerError::Disk(error)),
+        }
+    }
+
+    async fn rest_after_fault(
+        &mut self,
+        reason: String,
+        retry_after: Option<Duration>,
+    ) -> Result<(), VolunteerError> {
+        let longest = self.config.longest_delay;
+        let asked = retry_after.unwrap_or_default().min(longest.max(LONGEST_ASKED));
+        let delay = self.faults.next_delay(rand::random()).max(asked);
+        self.rest(WaitReason::Fault(reason), delay).await
+    }
+
+    async fn rest(&self, reason: WaitReason, delay: Duration) -> Result<(), VolunteerError> {
+        let delay_told = Some(delay);
+        self.tell(VolunteerEvent::Waiting {
+            reason,
+            delay: delay_told,
+        });
+        self.until_stopped(tokio::time::sleep(delay)).await
+    }
+
+    /// Waits while the owner's limits say so; the base model's memory is given back meanwhile.
+    async fn wait_until_allowed(&mut self) -> Result<(), VolunteerError> {
+        let mut told: Option<WaitReason> = None;
+        while let Some(reason) = self.gate.closed() {
+            if let Some(trainee) = &mut self.trainee {
+                trainee.local = None;
+            }
+            if told.as_ref() != Some(&reason) {
+                told = Some(reason.clone());
+                self.tell(VolunteerEvent::Waiting {
+                    reason,
+                    delay: None,
+                });
+            }
+            self.until_stopped(tokio::time::sleep(LOOK_EVERY)).await?;
+        }
+        Ok(())
+    }
+
+    async fn until_stopped<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, VolunteerError> {
+        tokio::select! {
+            done = work => Ok(done),
+            _ = self.stop.stopped() => Err(self.stopped()),
+        }
+    }
+
+    fn stopped(&self) -> VolunteerError {
+        VolunteerError::Stopped {
+            kept: self.session.kept().is_some(),
+        }
+    }
+
+    fn tell(&self, event: VolunteerEvent) {
+        // Nobody listens any more only where the program ends.
+        let _ = self.tell.send(event);
+    }
+}
+
+/// A coordinator is waited for as long as it asks, up to this.
+const LONGEST_ASKED: Duration = Duration::from_secs(3600);

@@ -1,0 +1,198 @@
+//! A round's training, on a thread of its own: the engine's steps, and the owner's limits between them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use trainyard_shared::coordinator::Task;
+use trainyard_shared::training::{ScheduleKind, TrainingConfig};
+
+use super::event::{VolunteerEvent, WaitReason};
+use super::limits::Gate;
+use crate::engine::EngineError;
+use crate::engine::adapter::AdapterConfig;
+use crate::engine::trainer::TrainingEvent;
+use crate::engine::trainer::local::{LocalData, LocalOutcome, LocalRound, LocalTraining, Part};
+use crate::engine::weights::ModelFiles;
+use crate::hardware::free_memory_bytes;
+use crate::tasks::StopSignal;
+
+/// A round in which nothing may be done for longer is given up: by then it has gone on without this volunteer.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often is looked whether work may go on.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The longest sequence and the largest batch that are taken.
+const MAX_SEQUENCE: u64 = 1 << 20;
+const MAX_BATCH: u64 = 4096;
+/// The most steps of a round that are taken.
+const MAX_STEPS: u64 = 1_000_000;
+
+/// The base model, with the adapter that a session trains.
+pub(super) struct Trainee {
+    pub(super) files: ModelFiles,
+    pub(super) adapter: AdapterConfig,
+    /// Loaded at the first round, and given back while nothing may be done.
+    pub(super) local: Option<LocalTraining>,
+}
+
+/// One round's work.
+pub(super) struct Work {
+    pub(super) config: TrainingConfig,
+    pub(super) task: Task,
+    pub(super) weights: PathBuf,
+    pub(super) shard: PathBuf,
+    /// The part of the shard, where it is not all of it.
+    pub(super) part: Option<Part>,
+    pub(super) output: PathBuf,
+    pub(super) optimizer: Option<PathBuf>,
+}
+
+/// The training config of a task.
+///
+/// # Errors
+/// The field of the task that is out of range.
+pub(super) fn config_of(task: &Task, adapter: &AdapterConfig) -> Result<TrainingConfig, String> {
+    let within = |name: &str, value: u64, most: u64| match (1..=most).contains(&value) {
+        true => Ok(value as u32),
+        false => Err(format!("the task's {name} is {value}, which is not in 1..={most}")),
+    };
+    within("ic_adim", task.local_steps, MAX_STEPS)?;
+    let learning_rate = task.learning_rate;
+    if !(learning_rate > 0.0 && learning_rate <= 1.0) {
+        return Err(format!("the task's lr is {learning_rate}, which is not above 0 and at most 1"));
+    }
+    Ok(TrainingConfig {
+        packing: false,
+        batch_size: within("bs", task.batch_size, MAX_BATCH)?,
+        max_length: within("seq", task.sequence_length, MAX_SEQUENCE)?,
+        gradient_accumulation_steps: 1,
+        learning_rate,
+        lr_scheduler_type: ScheduleKind::Constant,
+        seed: task.seed,
+        lora_r: adapter.r as u32,
+        lora_alpha: adapter.lora_alpha,
+        lora_dropout: adapter.lora_dropout,
+        target_modules: adapter.target_modules.clone(),
+        ..TrainingConfig::default()
+    })
+}
+
+/// Trains, and gives the base model back with what the round came to.
+pub(super) fn train(
+    trainee: &mut Trainee,
+    work: &Work,
+    gate: &Arc<Gate>,
+    stop: &StopSignal,
+    tell: &dyn Fn(VolunteerEvent),
+) -> Result<LocalOutcome, EngineError> {
+    let Task {
+        round,
+        total_rounds,
+        local_steps: steps,
+        ..
+    } = work.task;
+    let data = data(&work.shard, work.part, &trainee.files, &work.config)?;
+    let local = match &mut trainee.local {
+        Some(local) => local,
+        none => none.insert(LocalTraining::load(
+            &trainee.files,
+            &trainee.adapter,
+            &work.config,
+            free_memory_bytes(),
+        )?),
+    };
+    let local_round = LocalRound {
+        data: &data,
+        config: &work.config,
+        round,
+        total_rounds,
+        steps,
+        weights: &work.weights,
+        weights_sha256: &work.task.weights_sha256,
+        output: &work.output,
+        optimizer: work.optimizer.as_deref(),
+    };
+    let governor = Governor::new(gate, stop, tell);
+    let is_stopped = || governor.ends_the_round();
+    let mut step = 0;
+    let outcome = local.round(&local_round, &is_stopped, &mut |event| match event {
+        TrainingEvent::Step(report) => {
+            step += 1;
+            let report = Box::new(report);
+            tell(VolunteerEvent::Step { step, steps, report });
+        }
+        TrainingEvent::Log { level, line } => tell(VolunteerEvent::Log { level, line }),
+        TrainingEvent::Started(_) | TrainingEvent::CheckpointSaved(_) => {}
+    });
+    if matches!(outcome, Ok(LocalOutcome::Stopped)) {
+        trainee.local = None;
+    }
+    outcome
+}
+
+fn data(
+    shard: &Path,
+    part: Option<Part>,
+    files: &ModelFiles,
+    config: &TrainingConfig,
+) -> Result<LocalData, EngineError> {
+    let data = LocalData::of_shard(shard, files, config.max_length)?;
+    match part {
+        Some(part) => data.part(part),
+        None => Ok(data),
+    }
+}
+
+/// Keeps to the owner's limits between two micro-batches.
+struct Governor<'a> {
+    gate: &'a Gate,
+    stop: &'a StopSignal,
+    tell: &'a dyn Fn(VolunteerEvent),
+    /// When the work began that is not rested from yet.
+    work_began: std::cell::Cell<Instant>,
+}
+
+impl<'a> Governor<'a> {
+    fn new(gate: &'a Gate, stop: &'a StopSignal, tell: &'a dyn Fn(VolunteerEvent)) -> Self {
+        Self {
+            gate,
+            stop,
+            tell,
+            work_began: std::cell::Cell::new(Instant::now()),
+        }
+    }
+
+    /// Rests as the limits ask, and says whether the round is given up.
+    fn ends_the_round(&self) -> bool {
+        let work = self.work_began.get().elapsed();
+        self.rest(self.gate.cpu_share().rest_after(work));
+        let waited_from = Instant::now();
+        let mut told: Option<WaitReason> = None;
+        while let Some(reason) = self.gate.closed() {
+            if told.as_ref() != Some(&reason) {
+                told = Some(reason.clone());
+                (self.tell)(VolunteerEvent::Waiting {
+                    reason,
+                    delay: None,
+                });
+            }
+            if self.stop.is_set() || waited_from.elapsed() > PATIENCE {
+                return true;
+            }
+            thread::sleep(LOOK_EVERY);
+        }
+        self.work_began.set(Instant::now());
+        self.stop.is_set()
+    }
+
+    fn rest(&self, duration: Duration) {
+        let end = Instant::now() + duration;
+        while !self.stop.is_set() {
+            match end.checked_duration_since(Instant::now()) {
+                Some(left) if !left.is_zero() => thread::sleep(left.min(LOOK_EVERY)),
+                _ => return,
+            }
+        }
+    }
+}
