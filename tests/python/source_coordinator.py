@@ -121,7 +121,8 @@ def handler(state):
             fields = dict(part.partition("=")[::2] for part in query.split("&") if part)
             fields = {name: urllib.parse.unquote(value) for name, value in fields.items()}
             with state.lock:
-                state.requests.append((self.command, self.path, dict(self.headers)))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                state.requests.append((self.command, self.path, headers))
                 if state.key and path != "/bilgi" and self.headers.get("X-Anahtar") != state.key:
                     return self.reply(401, {"hata": "wrong key"})
                 if self.command == "POST":

@@ -113,7 +113,7 @@ def test_two_volunteers_train_three_rounds_and_end_with_zero(volunteers):
     assert any("isci=veli%2B%C3%A7em%201%2F2" in path for path in posts(state))
     headers = [headers for method, _, headers in state.requests if method == "POST"]
     taken = {digest(body) for _, _, body in state.taken}
-    assert {head["X-Sha256"] for head in headers} == taken
+    assert {head["x-sha256"] for head in headers} == taken
     assert len(set(map(digest, state.globals))) == 4, "every round moves the weights"
     first = tiny_safetensors.read(state.globals[0])
     last = tiny_safetensors.read(state.globals[-1])
