@@ -15,7 +15,7 @@ use trainyard_worker::tasks::transfers::{Http, RetryPolicy};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::coordinator::{self, directory::Directory};
+use crate::coordinator::{self, UploadSlots, directory::Directory};
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
 use crate::evaluations::directory::EvaluationDirectory;
@@ -69,6 +69,8 @@ pub struct Inner {
     pub base_models: ModelSource,
     /// The volunteer sessions.
     pub coordinators: Directory,
+    /// Their uploads that are on their way.
+    pub upload_slots: UploadSlots,
 }
 
 impl std::ops::Deref for Actors {
@@ -129,6 +131,7 @@ impl Actors {
                     scratch,
                     base_models,
                     coordinators: Directory::default(),
+                    upload_slots: UploadSlots::default(),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));

@@ -16,6 +16,7 @@ mod request;
 pub mod results;
 pub mod routes;
 mod settings;
+mod slots;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -24,3 +25,4 @@ pub use http::{is_ours, method_not_allowed, no_such_path, routes as protocol_rou
 pub use preparing::take_up;
 pub use refusal::Refused;
 pub use settings::Settings;
+pub use slots::UploadSlots;

@@ -14,8 +14,8 @@ use url::Url;
 use crate::connection::backoff::LONGEST_DELAY;
 use crate::engine::data::DEFAULT_CACHE_BYTES;
 
-pub(crate) use args::{seconds, secret};
 pub use args::{FormatArgs, HubArgs, ModelArgs, RunArgs, hub_cache};
+pub(crate) use args::{seconds, secret};
 
 /// A setting that cannot be used, named as the user writes it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -31,7 +31,8 @@ CREATE TABLE federated_sessions (
 );
 CREATE INDEX federated_sessions_status ON federated_sessions (status);
 CREATE INDEX federated_sessions_owner ON federated_sessions (owner_id);
-CREATE UNIQUE INDEX federated_sessions_name ON federated_sessions (name) WHERE kind = 'volunteers';
+CREATE UNIQUE INDEX federated_sessions_name ON federated_sessions (name)
+    WHERE kind = 'volunteers' AND status <> 'failed';
 
 -- The rounds that have begun, and behind the last one a row for what came of it.
 CREATE TABLE federated_rounds (

@@ -21,7 +21,7 @@ struct Known {
 }
 
 impl Directory {
-    /// A session that was made or loaded; where it is the default one, it takes that place.
+    /// A session that was made or loaded.
     pub fn add(&self, hosted: Arc<Hosted>) {
         let mut known = self
             .known
@@ -30,10 +30,23 @@ impl Directory {
         known
             .by_name
             .insert(hosted.row.name.clone(), hosted.clone());
-        known.by_id.insert(hosted.id(), hosted.clone());
+        known.by_id.insert(hosted.id(), hosted);
+    }
+
+    /// A session is open now, or has ended; where it is the default one, it takes that place.
+    pub fn ready(&self, hosted: &Arc<Hosted>) {
         if hosted.row.is_default {
-            known.default = Some(hosted);
+            let mut known = self
+                .known
+                .write()
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            known.default = Some(hosted.clone());
         }
+    }
+
+    /// The default session.
+    pub fn default_session(&self) -> Option<Arc<Hosted>> {
+        self.read(|known| known.default.clone())
     }
 
     /// The session of that number.
@@ -46,21 +59,22 @@ impl Directory {
         self.read(|known| known.by_name.get(name).cloned())
     }
 
-    /// The session at the root: the default one; else the only open one; else, where none is open, the one that
-    /// was made last, so that its volunteers learn of its end.
+    /// The session at the root: the default one; else the only open one; else the only one that is being prepared;
+    /// else, where there is none of these, the one that was made last, so that its volunteers learn of its end.
     pub fn at_the_root(&self) -> Option<Arc<Hosted>> {
         self.read(|known| {
             if let Some(default) = &known.default {
                 return Some(default.clone());
             }
-            let mut open = known.by_id.values().filter(|one| one.is_open());
-            match (open.next(), open.next()) {
-                (Some(only), None) => Some(only.clone()),
-                (Some(_), Some(_)) => None,
-                (None, _) => {
-                    let ended = known.by_id.values().rev().find(|one| !one.has_failed());
-                    ended.cloned()
-                }
+            let all = || known.by_id.values();
+            let (mut open, mut preparing) = (
+                all().filter(|one| one.is_open()),
+                all().filter(|one| one.is_preparing()),
+            );
+            match (open.next(), open.next(), preparing.next(), preparing.next()) {
+                (Some(only), None, ..) | (None, None, Some(only), None) => Some(only.clone()),
+                (Some(_), Some(_), ..) | (None, _, Some(_), _) => None,
+                (None, _, None, _) => all().rev().find(|one| !one.has_failed()).cloned(),
             }
         })
     }

@@ -1,5 +1,6 @@
 //! One volunteer session as requests find it: being prepared, ready, or failed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 
 use actix_web::http::StatusCode;
@@ -29,12 +30,13 @@ pub struct Hosted {
     /// How volunteers train in it.
     pub settings: Settings,
     stage: RwLock<Stage>,
+    is_given_up: Arc<AtomicBool>,
 }
 
 #[derive(Clone)]
 enum Stage {
     Preparing,
-    Failed(String),
+    Failed,
     Ready(Arc<Ready>),
 }
 
@@ -55,6 +57,7 @@ impl Hosted {
             settings: Settings::of(&row)?,
             row,
             stage: RwLock::new(Stage::Preparing),
+            is_given_up: Arc::default(),
         })
     }
 
@@ -64,8 +67,8 @@ impl Hosted {
     }
 
     /// It could not be prepared.
-    pub fn fail(&self, why: String) {
-        self.set(Stage::Failed(why));
+    pub fn fail(&self) {
+        self.set(Stage::Failed);
     }
 
     /// It has been prepared.
@@ -97,22 +100,36 @@ impl Hosted {
     pub fn session(&self) -> Option<Arc<Session>> {
         match self.stage() {
             Stage::Ready(ready) => Some(ready.session.clone()),
-            Stage::Preparing | Stage::Failed(_) => None,
+            Stage::Preparing | Stage::Failed => None,
         }
     }
 
     /// Whether it still has rounds before it.
     pub fn is_open(&self) -> bool {
         match self.stage() {
-            Stage::Preparing => true,
-            Stage::Failed(_) => false,
+            Stage::Preparing | Stage::Failed => false,
             Stage::Ready(ready) => !ready.session.live().rounds.phase().is_ended(),
         }
     }
 
+    /// Whether weights and shards are still being made.
+    pub fn is_preparing(&self) -> bool {
+        matches!(self.stage(), Stage::Preparing)
+    }
+
+    /// Its preparation is to end.
+    pub fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Tells whether its preparation is to end.
+    pub fn given_up(&self) -> Arc<AtomicBool> {
+        self.is_given_up.clone()
+    }
+
     /// Whether it could not be prepared.
     pub fn has_failed(&self) -> bool {
-        matches!(self.stage(), Stage::Failed(_))
+        matches!(self.stage(), Stage::Failed)
     }
 
     /// The session, for a volunteer.
@@ -123,7 +140,7 @@ impl Hosted {
         match self.stage() {
             Stage::Ready(ready) => Ok(ready),
             Stage::Preparing => Err(Refused::later("the session is being prepared; ask again")),
-            Stage::Failed(_) => Err(Refused::new(
+            Stage::Failed => Err(Refused::new(
                 StatusCode::NOT_FOUND,
                 "this session could not be prepared",
             )),

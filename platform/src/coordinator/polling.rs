@@ -1,6 +1,8 @@
 //! `GET /gorev` and `GET /bilgi`: answered from memory, since thousands ask again and again.
 
+use actix_web::http::header::CACHE_CONTROL;
 use actix_web::{HttpRequest, HttpResponse, web};
+use serde::Serialize;
 use trainyard_shared::coordinator::{Finished, Task, TaskReply, Wait};
 
 use super::hosted::{Hosted, Ready};
@@ -31,7 +33,7 @@ pub async fn task(
     let worker = query::worker(request.query_string())?;
     let ready = hosted.ready()?;
     let reply = reply_to(&hosted, &ready, &worker).await?;
-    Ok(HttpResponse::Ok().json(reply))
+    Ok(fresh(reply))
 }
 
 /// What the session is and where it stands. Needs no key.
@@ -47,7 +49,14 @@ pub async fn info(
 ) -> Result<HttpResponse, Refused> {
     let hosted = session_of(&state, &request)?;
     let ready = hosted.ready()?;
-    Ok(HttpResponse::Ok().json(ready.info(&hosted)))
+    Ok(fresh(ready.info(&hosted)))
+}
+
+/// An answer that is true now and must not be kept by a proxy.
+fn fresh(body: impl Serialize) -> HttpResponse {
+    HttpResponse::Ok()
+        .insert_header((CACHE_CONTROL, "no-store"))
+        .json(body)
 }
 
 async fn reply_to(hosted: &Hosted, ready: &Ready, worker: &str) -> Result<TaskReply, Refused> {

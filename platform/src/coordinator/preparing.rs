@@ -8,6 +8,8 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use chrono::Local;
 use trainyard_engine::adapter::AdapterConfig;
@@ -28,6 +30,9 @@ use crate::rounds::store::{self, SessionRow, ShardRow, integer, natural};
 use crate::rounds::{Kind, SessionStatus, actor, keys};
 use crate::storage::{StorageError, StorageKey, StoredObject};
 
+/// Between two tries to take up a session that is open.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+
 /// Goes on with all volunteer sessions that the database knows.
 ///
 /// # Errors
@@ -35,17 +40,36 @@ use crate::storage::{StorageError, StorageKey, StoredObject};
 pub async fn take_up(actors: &Actors) -> Result<(), DatabaseError> {
     let read = |c: &mut _| store::all(c, Kind::Volunteers);
     for row in actors.database.read::<_, DatabaseError, _>(read).await? {
-        let (status, id, error) = (row.status()?, row.id(), row.error.clone());
-        let hosted = Arc::new(Hosted::preparing(row)?);
-        actors.coordinators.add(hosted.clone());
-        match status {
-            SessionStatus::Preparing => begin(actors, hosted),
-            SessionStatus::Failed => hosted.fail(error.unwrap_or_default()),
-            SessionStatus::Open | SessionStatus::Finished | SessionStatus::Stopped => {
-                hosted.make_ready(actor::start(actors, id, None).await?)?;
-            }
+        let id = row.id();
+        if let Err(error) = take_up_one(actors, row).await {
+            // The others go on, and so does the platform.
+            tracing::error!(session.id = %id, %error, "volunteer session cannot be gone on with");
         }
     }
+    Ok(())
+}
+
+async fn take_up_one(actors: &Actors, row: SessionRow) -> Result<(), DatabaseError> {
+    let status = row.status()?;
+    let hosted = Arc::new(Hosted::preparing(row)?);
+    actors.coordinators.add(hosted.clone());
+    match status {
+        SessionStatus::Preparing => begin(actors, hosted),
+        SessionStatus::Failed => hosted.fail(),
+        SessionStatus::Open | SessionStatus::Finished | SessionStatus::Stopped => {
+            let ready = make_ready(actors, &hosted).await;
+            if ready.is_err() {
+                hosted.fail();
+            }
+            ready?;
+        }
+    }
+    Ok(())
+}
+
+async fn make_ready(actors: &Actors, hosted: &Arc<Hosted>) -> Result<(), DatabaseError> {
+    hosted.make_ready(actor::start(actors, hosted.id(), None).await?)?;
+    actors.coordinators.ready(hosted);
     Ok(())
 }
 
@@ -58,12 +82,11 @@ pub fn begin(actors: &Actors, hosted: Arc<Hosted>) {
         if let Err(error) = prepare(&of_task, &hosted).await {
             tracing::warn!(session.id = %id, %error, "volunteer session could not be prepared");
             let why = error.to_string();
-            let stored = why.clone();
-            let write = move |c: &mut _| store::fail(c, id, &stored, now());
+            let write = move |c: &mut _| store::fail(c, id, &why, now());
             if let Err(error) = of_task.database.write::<_, DatabaseError, _>(write).await {
                 tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
             }
-            hosted.fail(why);
+            hosted.fail();
         }
     });
 }
@@ -81,19 +104,31 @@ enum PrepareError {
     Platform(#[from] ApiError),
     #[error("files on their way: {0}")]
     Scratch(#[from] std::io::Error),
+    #[error("stopped while it was being prepared")]
+    GivenUp,
 }
 
-async fn prepare(actors: &Actors, hosted: &Hosted) -> Result<(), PrepareError> {
+async fn prepare(actors: &Actors, hosted: &Arc<Hosted>) -> Result<(), PrepareError> {
     let row = &hosted.row;
     let first = first_adapter(actors, hosted).await?;
     let shards = match row.dataset_id {
         Some(dataset) => pack(actors, hosted, dataset).await?,
         None => Vec::new(),
     };
+    if hosted.given_up().load(Ordering::Relaxed) {
+        return Err(PrepareError::GivenUp);
+    }
     let (id, config) = (row.id(), to_json_text(&first.config)?);
     let write = move |c: &mut _| store::open(c, id, &config, &first.weights, &shards, now());
     actors.database.write::<_, DatabaseError, _>(write).await?;
-    hosted.make_ready(actor::start(actors, id, None).await?)?;
+    // It is open in the database, whatever happens now.
+    while let Err(error) = make_ready(actors, hosted).await {
+        tracing::error!(session.id = %id, %error, "an open session is taken up again");
+        if matches!(error, DatabaseError::Stopped) {
+            return Ok(());
+        }
+        tokio::time::sleep(RETRY_DELAY).await;
+    }
     tracing::info!(session.id = %id, name = row.name, "volunteer session is open");
     Ok(())
 }
@@ -153,6 +188,7 @@ async fn pack(
     let into = folder.path().to_owned();
     let bad_rows = natural(dataset.bad_rows);
     let (mode, count) = (hosted.settings.mode, natural(row.shard_count));
+    let given_up = hosted.given_up();
     let packed = blocking(move || {
         let description = ModelDescription::open(&model)?;
         let chat = description.chat(Local::now())?;
@@ -164,7 +200,7 @@ async fn pack(
             mode,
             shards: u32::try_from(count).unwrap_or(u32::MAX),
         };
-        packing.write(&into, &|| false)
+        packing.write(&into, &|| given_up.load(Ordering::Relaxed))
     })
     .await?;
     drop(local);

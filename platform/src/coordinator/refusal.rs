@@ -91,6 +91,11 @@ impl From<StorageError> for Refused {
                 size_bytes: Some(size_bytes),
                 ..Self::new(StatusCode::RANGE_NOT_SATISFIABLE, error.to_string())
             },
+            // 404 would mean that there is no session.
+            StorageError::NotFound => {
+                tracing::error!("a file of a session is gone");
+                Self::later("the file is not there; ask for a new task and try again")
+            }
             other => ApiError::from(other).into(),
         }
     }

@@ -25,7 +25,9 @@ const MAX_NAME_CHARACTERS: usize = 60;
 const MAX_KEY_CHARACTERS: usize = 200;
 const MAX_ROUNDS: u64 = 1_000_000;
 const MAX_SHARDS: u64 = 10_000;
-const MAX_ENOUGH: u64 = 10_000;
+const MAX_ENOUGH: u64 = 1_000;
+/// Krum compares each two results.
+const MAX_ENOUGH_OF_KRUM: u64 = 256;
 const MAX_STEPS: u64 = 1_000_000;
 const MAX_BATCH: u64 = 4_096;
 const MAX_SEQUENCE: u64 = 1 << 20;
@@ -225,6 +227,10 @@ impl CoordinatorRequest {
                 0
             })
         });
+        if rule == Rule::Krum && enough > MAX_ENOUGH_OF_KRUM {
+            let message = format!("must not be above {MAX_ENOUGH_OF_KRUM} with krum");
+            check.wrong("en_az", message);
+        }
         check.key(self.anahtar.as_deref());
         if !check.problems.is_empty() {
             return Err(ApiError::invalid(check.problems));
@@ -341,7 +347,8 @@ impl Check {
     }
 
     fn above_0(&mut self, field: &str, value: f64, most: f64) -> f64 {
-        if !(value.is_finite() && value > 0.0 && value <= most) {
+        // Counted in single precision later on.
+        if !(value.is_finite() && value as f32 > 0.0 && value <= most) {
             let message = match most < f64::MAX {
                 true => format!("must be above 0 and at most {most}"),
                 false => "must be above 0".to_owned(),
@@ -352,7 +359,7 @@ impl Check {
     }
 
     fn below_1(&mut self, field: &str, value: f64) -> f64 {
-        if !(0.0..1.0).contains(&value) {
+        if !(0.0..1.0).contains(&(value as f32)) {
             self.wrong(field, "must be at least 0 and below 1");
         }
         value

@@ -8,21 +8,25 @@
 //! A body that is sent again is known by its digest: that is answered as the first time, also once the round is
 //! closed, so that a lost answer does no harm.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use actix_web::http::{StatusCode, header};
 use actix_web::{HttpRequest, HttpResponse, web};
+use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use tempfile::TempPath;
 use tokio::io::AsyncWriteExt;
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use trainyard_shared::coordinator::ResultAccepted;
 
 use super::hosted::Ready;
 use super::http::session_of;
 use super::polling::{cannot_join, refuse_above_limit};
+use super::slots::Sender;
 use super::{Refused, query};
+use crate::auth::client_address;
+use crate::error::ApiError;
 use crate::http::UploadBody;
 use crate::rounds::session::{Offered, SubmitError, answer_to};
 use crate::rounds::state::{Answer, Standing};
@@ -31,15 +35,10 @@ use crate::storage::StoredObject;
 
 /// Bytes a second that an upload must come with, once its grace is over.
 const SLOWEST_BYTES_PER_SECOND: u64 = 4 << 10;
-/// Uploads that may be on their way at once.
-const MOST_UPLOADS: usize = 512;
 /// How long a body that is refused is read on, so that its sender sees the answer.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// What the sender says the body's SHA-256 is.
 const DIGEST_HEADER: &str = "x-sha256";
-
-/// Uploads on their way, of all sessions.
-static UPLOADS: Semaphore = Semaphore::const_new(MOST_UPLOADS);
 
 /// Takes the result of a round.
 #[utoipa::path(post, path = "/sonuc", tag = "for volunteers", security(()),
@@ -82,6 +81,7 @@ struct Upload {
     ready: std::sync::Arc<Ready>,
     worker: String,
     round: u64,
+    address: IpAddr,
     size_bytes: u64,
     /// What the sender says of the body.
     sha256: Option<String>,
@@ -128,6 +128,7 @@ fn checked(state: &AppState, request: &HttpRequest, body: &UploadBody) -> Result
         ready,
         worker,
         round,
+        address: client_address(request, &state.config),
         size_bytes,
         sha256,
     })
@@ -148,12 +149,19 @@ fn digest_of(request: &HttpRequest) -> Result<Option<String>, Refused> {
 
 /// Gives the round that the result counts for.
 async fn receive(state: &AppState, upload: Upload, body: &mut UploadBody) -> Result<u64, Refused> {
-    let Ok(_turn) = UPLOADS.try_acquire() else {
-        return Err(Refused::later("too many uploads at once; try again"));
-    };
     let session = &upload.ready.session;
-    let grace = state.config.result_upload_grace;
-    let (file, content) = store_aside(state, &upload, grace, body).await?;
+    let sender = Sender {
+        session: session.id(),
+        worker: upload.worker.clone(),
+        address: upload.address,
+        size_bytes: upload.size_bytes,
+    };
+    let mut pace = Pace::begin(state.config.result_upload_grace);
+    // Who sends nothing takes no slot.
+    let first = pace.next_chunk(body).await?;
+    let free_bytes = state.actors.scratch.free_bytes().map_err(no_space)?;
+    let slot = state.actors.upload_slots.take(sender, free_bytes)?;
+    let (file, content) = store_aside(state, &upload, pace, first, body).await?;
     if let Some(announced) = upload.sha256.filter(|known| *known != content.sha256) {
         let message = format!(
             "the body's SHA-256 is {}, not {announced} as X-Sha256 says",
@@ -168,6 +176,7 @@ async fn receive(state: &AppState, upload: Upload, body: &mut UploadBody) -> Res
             .shard_of(&upload.worker)
             .await
             .map_err(cannot_join)?;
+        session.participants.keep(&upload.worker);
         let offered = Offered {
             participant: upload.worker.clone(),
             round: upload.round,
@@ -185,6 +194,7 @@ async fn receive(state: &AppState, upload: Upload, body: &mut UploadBody) -> Res
     } else {
         answer_to(standing, &content.sha256)
     };
+    drop(slot);
     match answer {
         Answer::Taken | Answer::Again => Ok(upload.round),
         Answer::Refused(standing) => {
@@ -205,33 +215,64 @@ async fn count_refused(ready: &Ready, worker: &str, why: String) -> Refused {
     Refused::invalid(why)
 }
 
+/// How fast a body comes.
+struct Pace {
+    begun: Instant,
+    grace: Duration,
+    size_bytes: u64,
+}
+
+impl Pace {
+    fn begin(grace: Duration) -> Self {
+        Self {
+            begun: Instant::now(),
+            grace,
+            size_bytes: 0,
+        }
+    }
+
+    /// The next bytes; none at the end.
+    ///
+    /// # Errors
+    /// 408 where they do not come as fast as they must; 400 where the connection breaks off.
+    async fn next_chunk(&mut self, body: &mut UploadBody) -> Result<Option<Bytes>, Refused> {
+        let allowed = Duration::from_secs(self.size_bytes / SLOWEST_BYTES_PER_SECOND);
+        let deadline = self.begun + self.grace + allowed;
+        let chunk = tokio::time::timeout_at(deadline, body.next_chunk()).await;
+        let chunk = chunk.map_err(|_| {
+            let message = format!(
+                "the body comes too slowly: {} bytes so far",
+                self.size_bytes
+            );
+            Refused::new(StatusCode::REQUEST_TIMEOUT, message)
+        })?;
+        let chunk = chunk.map_err(|error| Refused::from(ApiError::from(error)))?;
+        self.size_bytes += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
+        Ok(chunk)
+    }
+}
+
 /// Writes the body to a file on the side, as fast as it must come.
 async fn store_aside(
     state: &AppState,
     upload: &Upload,
-    grace: Duration,
+    mut pace: Pace,
+    first: Option<Bytes>,
     body: &mut UploadBody,
 ) -> Result<(TempPath, StoredObject), Refused> {
     let (file, path) = state.actors.scratch.file().map_err(no_space)?.into_parts();
     let mut file = tokio::fs::File::from_std(file);
-    let (mut digest, mut size_bytes) = (Sha256::new(), 0_u64);
-    let begun = Instant::now();
-    loop {
-        let lag = Duration::from_secs(size_bytes / SLOWEST_BYTES_PER_SECOND);
-        let chunk = tokio::time::timeout_at(begun + grace + lag, body.next_chunk()).await;
-        let chunk = chunk.map_err(|_| {
-            let message = format!("the body comes too slowly: {size_bytes} bytes so far");
-            Refused::new(StatusCode::REQUEST_TIMEOUT, message)
-        })?;
-        let chunk = chunk.map_err(|error| Refused::from(crate::error::ApiError::from(error)))?;
-        let Some(chunk) = chunk else { break };
-        size_bytes += chunk.len() as u64;
-        if size_bytes > upload.size_bytes {
+    let mut digest = Sha256::new();
+    let mut next = first;
+    while let Some(chunk) = next {
+        if pace.size_bytes > upload.size_bytes {
             return Err(Refused::invalid("the body is longer than Content-Length"));
         }
         digest.update(&chunk);
         file.write_all(&chunk).await.map_err(no_space)?;
+        next = pace.next_chunk(body).await?;
     }
+    let size_bytes = pace.size_bytes;
     file.flush().await.map_err(no_space)?;
     if size_bytes != upload.size_bytes {
         return Err(Refused::invalid(format!(

@@ -19,15 +19,19 @@ use crate::error::{ApiError, ErrorCode};
 use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
 use crate::models::target;
 use crate::rounds::state::{Answer, Event};
-use crate::rounds::store::{self, ResultRow, SessionRow};
+use crate::rounds::store::{self, NewSession, ResultRow, SessionRow, natural};
 use crate::rounds::{Kind, SessionStatus, keys};
 use crate::server::AppState;
 use crate::{artifacts, datasets};
+
+/// Results that one page of rounds holds at most.
+const MAX_RESULTS: u64 = 10_000;
 
 /// Makes a volunteer session. Weights and shards are made in the background; until then its status is `preparing`.
 #[utoipa::path(post, path = "/api/coordinators", tag = "volunteers", request_body = CoordinatorRequest, responses(
     (status = 201, body = CoordinatorView, description = "the session, preparing"),
     (status = 400, description = "refused; details name the fields"),
+    (status = 403, description = "the open default session is another user's"),
     (status = 404, description = "no such job or data set"),
     (status = 409, description = "the name is taken, or the job has no verified adapter"),
 ))]
@@ -43,6 +47,25 @@ pub async fn create(
         None => None,
     };
     let new = request.checked(UserId(user.id), base_model)?;
+    if new.is_default
+        && let Some(default) = state.actors.coordinators.default_session()
+        && default.is_open()
+        && default.row.owner_id != user.id
+    {
+        // Its volunteers would train something else from one moment to the next.
+        user.require(Role::Admin)?;
+    }
+    // Goes on when the client is gone: what is in the database must be prepared.
+    let making = actix_web::rt::spawn(make(state.clone(), user, new));
+    let row = making.await.map_err(ApiError::internal)??;
+    Ok(HttpResponse::Created().json(view(&state, row)?))
+}
+
+async fn make(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+    new: NewSession,
+) -> Result<SessionRow, ApiError> {
     let row = state
         .database
         .write::<_, ApiError, _>(move |connection| {
@@ -66,8 +89,7 @@ pub async fn create(
     let hosted = Arc::new(Hosted::preparing(row.clone())?);
     state.actors.coordinators.add(hosted.clone());
     preparing::begin(&state.actors, hosted);
-    let is_default = row.is_default;
-    Ok(HttpResponse::Created().json(CoordinatorView::of(row, None, is_default)?))
+    Ok(row)
 }
 
 /// The volunteer sessions that one may see, newest first.
@@ -104,11 +126,11 @@ pub async fn get(
 }
 
 /// Ends a volunteer session. What has been merged so far is its final adapter; results of the open round are not
-/// used any more.
+/// used any more. One that is being prepared fails as soon as that can be broken off.
 #[utoipa::path(post, path = "/api/coordinators/{id}/stop", tag = "volunteers", params(("id" = i64, Path)), responses(
     (status = 200, body = CoordinatorView, description = "stopped, or stopped before"),
     (status = 404, description = "no such session"),
-    (status = 409, description = "it is being prepared, or has ended otherwise"),
+    (status = 409, description = "it has ended otherwise"),
 ))]
 pub async fn stop(
     state: web::Data<AppState>,
@@ -117,18 +139,17 @@ pub async fn stop(
 ) -> Result<web::Json<CoordinatorView>, ApiError> {
     let row = visible(&state, &user, id).await?;
     user.require_change(row.owner_id, "session")?;
-    let session = state
-        .actors
-        .coordinators
-        .get(id)
-        .and_then(|hosted| hosted.session());
-    let answer = match session {
+    let hosted = state.actors.coordinators.get(id);
+    let answer = match hosted.as_ref().and_then(|hosted| hosted.session()) {
         Some(session) => session.apply(Event::StopAsked).await?,
-        None if row.status()? == SessionStatus::Failed => {
-            return Err(ApiError::new(ErrorCode::Conflict, "the session has failed"));
+        None if row.status()? == SessionStatus::Preparing => {
+            if let Some(hosted) = hosted {
+                hosted.give_up();
+            }
+            return Ok(web::Json(view(&state, row)?));
         }
         None => {
-            let message = "the session is being prepared; stop it once it is open";
+            let message = format!("the session has ended: it is {}", row.status);
             return Err(ApiError::new(ErrorCode::Conflict, message));
         }
     };
@@ -152,8 +173,10 @@ pub async fn rounds(
     PathId(id): PathId<FederatedSessionId>,
     StrictQuery(page): StrictQuery<PageQuery>,
 ) -> Result<web::Json<Page<RoundView>>, ApiError> {
-    visible(&state, &user, id).await?;
-    let (limit, before) = (page.limit()?, page.before()?);
+    let row = visible(&state, &user, id).await?;
+    let most = (MAX_RESULTS / natural(row.enough).max(1)).max(1);
+    let limit = page.limit()?.min(store::integer(most));
+    let before = page.before()?;
     let (rows, results) = state
         .database
         .read::<_, DatabaseError, _>(move |c| {

@@ -133,9 +133,7 @@ pub async fn start(
     listener: Option<Recipient<RoundNews>>,
 ) -> Result<Arc<Session>, DatabaseError> {
     let loaded = load(actors, id).await?;
-    if !loaded.live.rounds.phase().is_ended() {
-        sweep(actors, id, &loaded.live).await;
-    }
+    sweep(actors, id, &loaded.live).await;
     let (give, given) = tokio::sync::oneshot::channel();
     let of_actor = actors.clone();
     let spawned = actors.arbiter.spawn_fn(move || {
@@ -266,11 +264,17 @@ impl RoundActor {
                 Ok((answer, Some(change)))
             }
             .into_actor(self)
-            .map(|happened: Result<_, Trouble>, round_actor, context| {
+            .map(move |happened: Result<_, Trouble>, round_actor, context| {
                 round_actor.is_doubtful = happened.is_err();
                 let (answer, change) = happened?;
-                if let Some(change) = change {
-                    round_actor.tell(&change, context);
+                match change {
+                    Some(change) => round_actor.tell(&change, context),
+                    // What was loaded anew may be another round, which is to be merged or has a deadline.
+                    None if is_doubtful => {
+                        round_actor.publish(false, context);
+                        round_actor.look(context);
+                    }
+                    None => {}
                 }
                 Ok(answer)
             }),
@@ -321,6 +325,9 @@ impl RoundActor {
                 let _ = listener.send(told).await;
             };
             context.spawn(telling.into_actor(self));
+        }
+        if phase.is_ended() && !self.is_merging {
+            self.sweep(context);
         }
         self.publish(matches!(change, Change::Advanced), context);
         self.look(context);
@@ -387,6 +394,16 @@ impl RoundActor {
         );
     }
 
+    /// Removes what an ended session has no use for.
+    fn sweep(&self, context: &mut Context<Self>) {
+        let (actors, session) = (self.actors.clone(), self.session.clone());
+        let sweeping = async move {
+            let live = session.live().clone();
+            sweep(&actors, session.id(), &live).await;
+        };
+        context.spawn(sweeping.into_actor(self));
+    }
+
     fn try_merge_again(&mut self, context: &mut Context<Self>) {
         context.run_later(RETRY_DELAY, |round_actor, context| {
             round_actor.look(context);
@@ -396,12 +413,15 @@ impl RoundActor {
 
 /// Removes the files of rounds to which nothing refers any more: those of uploads and merges that were broken off.
 async fn sweep(actors: &Actors, id: FederatedSessionId, live: &Live) {
-    let round = live.rounds.round();
+    let (round, is_ended) = (live.rounds.round(), live.rounds.phase().is_ended());
     let read = move |c: &mut _| store::results(c, id, round);
     let swept = match actors.database.read::<_, DatabaseError, _>(read).await {
         Ok(results) => {
-            let numbers: Vec<i64> = results.iter().map(|row| row.number).collect();
-            keys::sweep(actors.storage.as_ref(), id, round, &numbers)
+            let needed = match is_ended {
+                true => vec![keys::weights(id, round)],
+                false => keys::needed(id, round, results.iter().map(|row| row.number)),
+            };
+            keys::sweep(actors.storage.as_ref(), id, &needed)
                 .await
                 .map_err(Trouble::from)
         }
@@ -567,8 +587,17 @@ impl Handler<MergeEnded> for RoundActor {
     fn handle(&mut self, ended: MergeEnded, context: &mut Context<Self>) -> Self::Result {
         self.is_merging = false;
         let (event, written) = match ended.outcome {
-            Ok(outcome) => (Event::Merged, Written::Merged(Box::new(outcome))),
-            Err(MergeFailure::Unusable(names)) => (Event::Unusable(names), Written::Nothing),
+            Ok(outcome) => (
+                Event::Merged { round: ended.round },
+                Written::Merged(Box::new(outcome)),
+            ),
+            Err(MergeFailure::Unusable(participants)) => (
+                Event::Unusable {
+                    round: ended.round,
+                    participants,
+                },
+                Written::Nothing,
+            ),
             Err(MergeFailure::Trouble(trouble)) => {
                 tracing::error!(session.id = %self.id(), round = ended.round, error = trouble, "the round is merged later");
                 self.session.update(|live| live.trouble = Some(trouble));
@@ -579,6 +608,9 @@ impl Handler<MergeEnded> for RoundActor {
         };
         let happened = self.happen(event, written);
         let closed = ended.round;
+        if self.session.live().rounds.phase().is_ended() {
+            self.sweep(context);
+        }
         AtomicResponse::new(Box::pin(happened.map(move |answer, act, context| match answer {
             Ok(_) => {
                 let (actors, session) = (act.actors.clone(), act.session.clone());

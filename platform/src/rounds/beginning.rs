@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
 use serde_json::Value;
+use trainyard_aggregation::{GlobalAdapter, check};
 use trainyard_engine::EngineError;
 use trainyard_engine::adapter::{self, AdapterConfig};
+use trainyard_engine::model::ModelConfig;
 use trainyard_engine::weights::ModelDescription;
 use trainyard_shared::ids::FederatedSessionId;
 use trainyard_worker::tasks::base_model::ModelUnavailable;
@@ -16,6 +18,8 @@ use crate::actors::Actors;
 use crate::models::target::AdapterFile;
 use crate::storage::{StorageError, StoredObject};
 
+/// Largest fresh adapter.
+const MAX_ADAPTER_BYTES: u64 = 1 << 30;
 /// Largest `adapter_config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
@@ -64,6 +68,7 @@ pub async fn fresh_adapter(
     let (model, into) = (model.to_owned(), folder.path().to_owned());
     let json = blocking(move || {
         let model = ModelDescription::open(&model)?.config;
+        refuse_too_large(&config, &model)?;
         let adapter = adapter::fresh(&config, &model, seed)?;
         adapter::save(&into, &adapter, &config, &model)?;
         config
@@ -75,6 +80,29 @@ pub async fn fresh_adapter(
     })
     .await?;
     store(actors, session, folder.path().join(keys::WEIGHTS), json).await
+}
+
+/// It is built in memory, and every round moves it.
+fn refuse_too_large(config: &AdapterConfig, model: &ModelConfig) -> Result<(), EngineError> {
+    let invalid = |message: String| EngineError::InvalidSetting {
+        field: "lora",
+        message,
+    };
+    let targets = config.targets(model).map_err(invalid)?;
+    let sizes = targets.iter().map(|target| {
+        let [outputs, inputs] = model.projection_shape(target.projection);
+        4 * target.rank as u64 * (outputs as u64 + inputs as u64)
+    });
+    let bytes: u64 = sizes.sum();
+    if bytes > MAX_ADAPTER_BYTES {
+        let message = format!(
+            "the adapter would have {} MiB, at most {} are allowed: choose a lower rank or fewer layers",
+            bytes >> 20,
+            MAX_ADAPTER_BYTES >> 20
+        );
+        return Err(invalid(message));
+    }
+    Ok(())
 }
 
 /// Takes the adapter that a job has made as the one with which round 0 begins.
@@ -98,6 +126,19 @@ pub async fn adapter_of_job(
         let message = "the job's adapter is not any more what the job stored";
         return Err(BeginningError::Unfit(message.to_owned()));
     }
+    let file = actors
+        .scratch
+        .local(actors.storage.as_ref(), &weights)
+        .await?;
+    let checked = tokio::task::spawn_blocking(move || {
+        let unfit = |error: &dyn std::fmt::Display| {
+            BeginningError::Unfit(format!("the job's adapter cannot be merged: {error}"))
+        };
+        let global = GlobalAdapter::open(file.path()).map_err(|error| unfit(&error))?;
+        // Against itself: the same tensors, and every value finite.
+        check(file.path(), &global, None).map_err(|error| unfit(&error))
+    });
+    checked.await.map_err(std::io::Error::other)??;
     Ok(FirstAdapter {
         config,
         weights: stored,

@@ -51,20 +51,28 @@ pub fn final_file(session: FederatedSessionId, name: &str) -> StorageKey {
     key(format!("{}{name}", final_folder(session)))
 }
 
-/// Removes the files of a session's rounds to which nothing refers while this round is open: all but its weights,
-/// velocity and these results, and the weights of the round before, which may still be on their way to somebody.
+/// The files that are needed while a round is open: its weights, velocity and results, and the weights of the round
+/// before, which may still be on their way to somebody.
+pub fn needed(
+    session: FederatedSessionId,
+    round: u64,
+    results: impl Iterator<Item = i64>,
+) -> Vec<StorageKey> {
+    let mut needed = vec![weights(session, round), velocity(session, round)];
+    needed.extend(round.checked_sub(1).map(|before| weights(session, before)));
+    needed.extend(results.map(|number| update(session, round, number)));
+    needed
+}
+
+/// Removes the files of a session's rounds that are not needed.
 ///
 /// # Errors
 /// Those of the store; what is left is removed the next time.
 pub async fn sweep(
     storage: &dyn ObjectStore,
     session: FederatedSessionId,
-    round: u64,
-    results: &[i64],
+    needed: &[StorageKey],
 ) -> Result<(), StorageError> {
-    let mut needed = vec![weights(session, round), velocity(session, round)];
-    needed.extend(round.checked_sub(1).map(|before| weights(session, before)));
-    needed.extend(results.iter().map(|number| update(session, round, *number)));
     for object in storage.list(&rounds_folder(session)).await? {
         if !needed.contains(&object.key) {
             storage.delete(&object.key).await?;

@@ -16,6 +16,8 @@ use crate::database::{Database, DatabaseError, now};
 
 /// Most participants of one session.
 pub const MAX_PARTICIPANTS: usize = 100_000;
+/// So many make room at once where there are too many.
+const FORGOTTEN_AT_ONCE: usize = 1_000;
 /// Who asked within this time is there.
 const SEEN: Duration = Duration::from_secs(600);
 /// How old the number of those who are there may be.
@@ -35,6 +37,8 @@ struct Inner {
     /// Participants of each shard.
     load: Vec<u64>,
     joining: Vec<(String, u64)>,
+    /// Those who were forgotten, to be removed from the database.
+    leaving: Vec<String>,
     counted: HashMap<String, Tally>,
     seen: Option<(Moment, usize)>,
 }
@@ -43,6 +47,8 @@ struct Participant {
     shard: u64,
     is_written: bool,
     refused: u64,
+    /// Whether anything is known of it that must not be forgotten.
+    has_sent: bool,
     seen_at: Option<Moment>,
 }
 
@@ -77,6 +83,7 @@ impl Participants {
                 shard,
                 is_written: true,
                 refused: natural(row.refused),
+                has_sent: row.accepted > 0 || row.refused > 0,
                 seen_at: None,
             };
             by_name.insert(row.name, participant);
@@ -89,6 +96,7 @@ impl Participants {
                 by_name,
                 load,
                 joining: Vec::new(),
+                leaving: Vec::new(),
                 counted: HashMap::new(),
                 seen: None,
             }),
@@ -124,7 +132,7 @@ impl Participants {
             known.seen_at = Some(now);
             return Ok(known.is_written.then_some(known.shard));
         }
-        if inner.by_name.len() >= MAX_PARTICIPANTS {
+        if inner.by_name.len() >= MAX_PARTICIPANTS && !inner.make_room(now) {
             return Err(JoinError::TooMany);
         }
         let shard = inner.least_used();
@@ -135,6 +143,7 @@ impl Participants {
             shard,
             is_written: false,
             refused: 0,
+            has_sent: false,
             seen_at: Some(now),
         };
         inner.by_name.insert(name.to_owned(), participant);
@@ -144,19 +153,20 @@ impl Participants {
     /// Writes down who has joined and what was counted. What fails, or is given up, is written the next time:
     /// joining twice changes nothing, and counts are taken out before and put back.
     async fn write(&self) -> Result<(), DatabaseError> {
-        let (joining, counted) = {
+        let (joining, leaving, counted) = {
             let mut inner = self.lock();
             let counted: Vec<_> = std::mem::take(&mut inner.counted).into_iter().collect();
-            (inner.joining.clone(), counted)
+            (inner.joining.clone(), inner.leaving.clone(), counted)
         };
-        if joining.is_empty() && counted.is_empty() {
+        if joining.is_empty() && leaving.is_empty() && counted.is_empty() {
             return Ok(());
         }
         let session = self.session;
-        let (names, more) = (joining.clone(), counted.clone());
+        let (names, gone, more) = (joining.clone(), leaving.clone(), counted.clone());
         let written = self
             .database
             .write::<_, DatabaseError, _>(move |c| {
+                store::leave(c, session, &gone)?;
                 store::join(c, session, &names, now())?;
                 store::count(c, session, &more)
             })
@@ -165,6 +175,7 @@ impl Participants {
         match written {
             Ok(()) => {
                 inner.joining.drain(..joining.len());
+                inner.leaving.drain(..leaving.len());
                 for (name, _) in &joining {
                     if let Some(known) = inner.by_name.get_mut(name) {
                         known.is_written = true;
@@ -192,10 +203,18 @@ impl Participants {
                 return Ok(());
             };
             known.refused += 1;
+            known.has_sent = true;
             inner.counted.entry(name.to_owned()).or_default().refused += 1;
         }
         let _turn = self.writing.lock().await;
         self.write().await
+    }
+
+    /// Somebody sends a result: from now on it is not forgotten.
+    pub fn keep(&self, name: &str) {
+        if let Some(known) = self.lock().by_name.get_mut(name) {
+            known.has_sent = true;
+        }
     }
 
     /// Counts a result that came too late.
@@ -254,6 +273,29 @@ impl Participants {
 }
 
 impl Inner {
+    /// Forgets a part of those who have only ever asked, the longest unseen first, and were not seen lately.
+    fn make_room(&mut self, now: Moment) -> bool {
+        let mut idle: Vec<(Option<Moment>, String)> = self
+            .by_name
+            .iter()
+            .filter(|(_, one)| one.is_written && !one.has_sent)
+            .filter(|(_, one)| one.seen_at.is_none_or(|at| now.since(at) >= SEEN))
+            .map(|(name, one)| (one.seen_at, name.clone()))
+            .collect();
+        idle.sort_unstable();
+        idle.truncate(FORGOTTEN_AT_ONCE);
+        for (_, name) in &idle {
+            if let Some(gone) = self.by_name.remove(name)
+                && let Some(load) = self.load.get_mut(gone.shard as usize)
+            {
+                *load -= 1;
+            }
+        }
+        let has_room = !idle.is_empty();
+        self.leaving.extend(idle.into_iter().map(|(_, name)| name));
+        has_room
+    }
+
     /// The shard that the fewest have; of several the first.
     fn least_used(&self) -> usize {
         let by_load = self

@@ -58,6 +58,15 @@ impl Scratch {
         Ok(Self { folder })
     }
 
+    /// Bytes that are left for the platform's user on the disk.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        let found = rustix::fs::statvfs(&self.folder)?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
     /// A new file, removed when dropped.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! What is asked often (a task, the state) is answered from here, without the actor and without the database.
 
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, LazyLock, RwLock, RwLockReadGuard};
 
 use actix::Addr;
 use tempfile::TempPath;
@@ -21,7 +21,7 @@ use crate::database::DatabaseError;
 use crate::storage::{StorageError, StoredObject};
 
 /// Results that are checked at once, of all sessions: more would only be slower.
-static CHECKS: Semaphore = Semaphore::const_new(2);
+static CHECKS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(2)));
 
 /// One session that has been prepared.
 pub struct Session {
@@ -186,9 +186,11 @@ impl Session {
             Err(_) => Err(DatabaseError::Stopped),
         };
         // Where it is not known whether it was written down, the next start removes what nothing refers to.
-        if taken.as_ref().is_ok_and(|answer| *answer != Answer::Taken)
-            && let Err(error) = actors.storage.delete(&key).await
-        {
+        let is_superfluous = match &taken {
+            Ok(answer) => *answer != Answer::Taken,
+            Err(error) => changed_nothing(error),
+        };
+        if is_superfluous && let Err(error) = actors.storage.delete(&key).await {
             tracing::warn!(session.id = %self.id(), %error, "a result that does not count was not removed");
         }
         Ok(taken?)
@@ -200,9 +202,12 @@ impl Session {
         file: TempPath,
     ) -> Result<(TempPath, f64), SubmitError> {
         let failed = |error: &dyn std::fmt::Display| SubmitError::Failed(error.to_string());
-        let _turn = CHECKS.acquire().await.map_err(|error| failed(&error))?;
+        let turn = CHECKS.clone().acquire_owned().await;
+        let turn = turn.map_err(|error| failed(&error))?;
         let max_delta_norm = self.row.max_delta_norm;
         let checked = tokio::task::spawn_blocking(move || {
+            // Held until the check has ended, also where nobody waits for it any more.
+            let _turn = turn;
             let checked = check(&file, &global.adapter, max_delta_norm);
             (file, checked)
         })
@@ -243,4 +248,15 @@ pub fn answer_to(standing: Standing, sha256: &str) -> Answer {
         Standing::Given(known) if known == sha256 => Answer::Again,
         other => Answer::Refused(other),
     }
+}
+
+/// Whether it is sure of a failed write that nothing was written.
+fn changed_nothing(error: &DatabaseError) -> bool {
+    matches!(
+        error,
+        DatabaseError::Full
+            | DatabaseError::Busy
+            | DatabaseError::Panicked
+            | DatabaseError::Duplicate(_)
+    )
 }

@@ -316,7 +316,7 @@ impl Yard {
             store::advance(c, id, round, &outcome, files, now_stored)
         });
         self.may_be_killed()?;
-        let decision = self.rounds.decide(Event::Merged, self.now);
+        let decision = self.rounds.decide(Event::Merged { round }, self.now);
         self.rounds.make(decision.change.unwrap(), self.now);
         Ok(())
     }

@@ -78,9 +78,17 @@ pub enum Event {
     /// The round's deadline may have passed.
     DeadlinePassed,
     /// The round's results were merged, and the outcome is stored.
-    Merged,
-    /// None of these results can be merged.
-    Unusable(Vec<String>),
+    Merged {
+        /// The round.
+        round: u64,
+    },
+    /// Some results of the round cannot be merged.
+    Unusable {
+        /// The round.
+        round: u64,
+        /// Whose they are.
+        participants: Vec<String>,
+    },
     /// Other numbers of results close rounds from now on.
     Expected {
         /// As in [`Rules`].
@@ -265,10 +273,13 @@ impl Rounds {
             } => return self.decide_result(participant, round, sha256),
             _ if self.phase.is_ended() => None,
             Event::DeadlinePassed => self.decide_deadline(now),
-            Event::Merged => (self.phase == Phase::Merging).then_some(Change::Advanced),
-            Event::Unusable(names) => {
-                (self.phase == Phase::Merging).then_some(Change::Reopened(names))
-            }
+            Event::Merged { round } => self.is_merging(round).then_some(Change::Advanced),
+            Event::Unusable {
+                round,
+                participants,
+            } => self
+                .is_merging(round)
+                .then_some(Change::Reopened(participants)),
             Event::Expected { enough, at_least } => {
                 let mut rules = self.rules.clone();
                 (rules.enough, rules.at_least) = (enough, at_least);
@@ -305,6 +316,10 @@ impl Rounds {
             standing => (Answer::Refused(standing), None),
         };
         Decision { answer, change }
+    }
+
+    fn is_merging(&self, round: u64) -> bool {
+        self.phase == Phase::Merging && self.round == round
     }
 
     fn decide_deadline(&self, now: Moment) -> Option<Change> {

@@ -23,7 +23,7 @@ use crate::database::schema::{
 use crate::database::{DatabaseError, DbConnection, last_insert_id};
 use crate::storage::StoredObject;
 
-pub use participants::{ParticipantRow, Tally, count, join, participants};
+pub use participants::{ParticipantRow, Tally, count, join, leave, participants};
 pub use results::{ResultRow, accept, eliminate, reopen, results, results_of_session};
 
 /// A session's row.
@@ -193,7 +193,7 @@ impl SessionRow {
     }
 }
 
-/// Makes a session, preparing. Where it is the default one, no other is any more.
+/// Makes a session, preparing.
 ///
 /// # Errors
 /// [`DatabaseError::Duplicate`] where volunteers have a session of that name.
@@ -202,11 +202,6 @@ pub fn insert(
     new: &NewSession,
     now: NaiveDateTime,
 ) -> Result<SessionRow, DatabaseError> {
-    if new.is_default {
-        diesel::update(federated_sessions::table)
-            .set(federated_sessions::is_default.eq(false))
-            .execute(connection)?;
-    }
     let timeout_ms = new
         .rules
         .timeout
@@ -311,7 +306,7 @@ pub fn uses_dataset(
     Ok(found.is_some())
 }
 
-/// The session is prepared: its first round is open.
+/// The session is prepared: its first round is open. Where it is to be the default one, no other is any more.
 ///
 /// # Errors
 /// Those of the database.
@@ -335,6 +330,12 @@ pub fn open(
     if changed == 0 {
         return Err(DatabaseError::NotFound);
     }
+    if row(connection, id)?.is_default {
+        let others = federated_sessions::table.filter(federated_sessions::id.ne(id.get()));
+        diesel::update(others)
+            .set(federated_sessions::is_default.eq(false))
+            .execute(connection)?;
+    }
     for shard in shards {
         diesel::insert_into(federated_shards::table)
             .values(shard)
@@ -343,7 +344,7 @@ pub fn open(
     begin_round(connection, id, 0, weights, false, now)
 }
 
-/// The session could not be prepared.
+/// The session could not be prepared. One that is open is left as it is.
 ///
 /// # Errors
 /// Those of the database.
@@ -353,9 +354,15 @@ pub fn fail(
     error: &str,
     now: NaiveDateTime,
 ) -> Result<(), DatabaseError> {
-    end(connection, id, SessionStatus::Failed, now)?;
-    diesel::update(federated_sessions::table.find(id.get()))
-        .set(federated_sessions::error.eq(error))
+    let preparing = federated_sessions::table
+        .find(id.get())
+        .filter(federated_sessions::status.eq(SessionStatus::Preparing.as_str()));
+    diesel::update(preparing)
+        .set((
+            federated_sessions::status.eq(SessionStatus::Failed.as_str()),
+            federated_sessions::error.eq(error),
+            federated_sessions::ended_at.eq(now),
+        ))
         .execute(connection)?;
     Ok(())
 }

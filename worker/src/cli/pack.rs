@@ -31,7 +31,12 @@ pub struct Options {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     shards: u32,
     /// What is learned
-    #[arg(long = "mode", visible_alias = "mod", value_enum, default_value = "cpt")]
+    #[arg(
+        long = "mode",
+        visible_alias = "mod",
+        value_enum,
+        default_value = "cpt"
+    )]
     mode: PackMode,
     /// So many bad rows are skipped
     #[arg(long, default_value_t = 0, value_name = "N")]

@@ -17,8 +17,8 @@ use reqwest::StatusCode;
 pub use download::Download;
 pub use retry::RetryPolicy;
 pub(crate) use retry::{passes, retry_after};
-pub use upload::{Grant, Upload};
 pub(crate) use upload::FileBody;
+pub use upload::{Grant, Upload};
 
 use crate::http_proxy::with_proxies;
 

@@ -42,7 +42,9 @@ pub(super) fn of_weights(
         };
         let found = file.shape(name).and_then(|shape| shape.first().copied());
         if rank.is_some_and(|rank| Some(rank) != found) {
-            return Err("the weights are of several ranks, and the coordinator does not say which".into());
+            return Err(
+                "the weights are of several ranks, and the coordinator does not say which".into(),
+            );
         }
         rank = rank.or(found);
         let target = module.rsplit('.').next().unwrap_or(module).to_owned();

@@ -99,7 +99,9 @@ fn is_this_machine(url: &Url) -> bool {
     };
     let addresses: Vec<_> = addresses.map(|address| address.ip()).collect();
     addresses.iter().all(|address| address.is_loopback())
-        && addresses.iter().any(|address| *address == Ipv4Addr::LOCALHOST)
+        && addresses
+            .iter()
+            .any(|address| *address == Ipv4Addr::LOCALHOST)
 }
 
 fn percent_encoded(text: &str) -> String {
@@ -155,7 +157,10 @@ mod tests {
             "http://0.0.0.0:8765",
         ] {
             let error = parse(refused).unwrap_err();
-            assert!(matches!(error, AddressError::PlainHttp(_)), "{refused}: {error}");
+            assert!(
+                matches!(error, AddressError::PlainHttp(_)),
+                "{refused}: {error}"
+            );
         }
     }
 

@@ -154,8 +154,14 @@ impl Client {
                 .saturating_mul(BYTES_A_TOKEN)
                 .saturating_add(SHARD_HEAD_BYTES)
         };
-        self.download("shard", url, sha256, task.data_tokens.map(most), destination)
-            .await
+        self.download(
+            "shard",
+            url,
+            sha256,
+            task.data_tokens.map(most),
+            destination,
+        )
+        .await
     }
 
     /// `POST /sonuc`.
@@ -193,7 +199,13 @@ impl Client {
     }
 
     async fn json<T: DeserializeOwned>(&self, url: Url) -> Result<T, Trouble> {
-        let mut answer = self.http.client().get(url).send().await.map_err(from_client)?;
+        let mut answer = self
+            .http
+            .client()
+            .get(url)
+            .send()
+            .await
+            .map_err(from_client)?;
         if !answer.status().is_success() {
             return Err(from_answer(answer).await);
         }
@@ -282,7 +294,9 @@ fn redirect(attempt: Attempt<'_>, has_key: bool) -> reqwest::redirect::Action {
     }
     let origin = attempt.previous().first().map(Url::origin);
     if has_key && origin.is_some_and(|origin| origin != attempt.url().origin()) {
-        return attempt.error("a redirect to another server is not followed: the key is for the coordinator alone");
+        return attempt.error(
+            "a redirect to another server is not followed: the key is for the coordinator alone",
+        );
     }
     attempt.follow()
 }

@@ -185,7 +185,10 @@ impl Gate {
         if pause.is_on() {
             return Some(WaitReason::Paused);
         }
-        if hours.as_ref().is_some_and(|hours| !hours.contain(Local::now().time())) {
+        if hours
+            .as_ref()
+            .is_some_and(|hours| !hours.contain(Local::now().time()))
+        {
             return Some(WaitReason::OutsideHours);
         }
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +212,14 @@ mod tests {
 
     #[test]
     fn hours_may_pass_midnight_and_end_before_their_end() {
-        for (time, expected) in [("21:59", false), ("22:00", true), ("23:59", true), ("0:00", true), ("5:59", true), ("6:00", false)] {
+        for (time, expected) in [
+            ("21:59", false),
+            ("22:00", true),
+            ("23:59", true),
+            ("0:00", true),
+            ("5:59", true),
+            ("6:00", false),
+        ] {
             assert_eq!(contain("22-6", time), expected, "{time}");
         }
         assert!(contain("12:30-13,22-6", "12:45") && contain("12:30-13,22-6", "3:00"));

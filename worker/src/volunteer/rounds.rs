@@ -49,7 +49,12 @@ pub async fn run(
 ) -> Result<(), VolunteerError> {
     let session = Session::open(config)?;
     let delays = (config.first_delay, config.longest_delay);
-    let client = Client::new(&config.coordinator, &config.name, config.key.as_ref(), delays)?;
+    let client = Client::new(
+        &config.coordinator,
+        &config.name,
+        config.key.as_ref(),
+        delays,
+    )?;
     let volunteer = Volunteer {
         config,
         client,
@@ -129,10 +134,15 @@ impl Volunteer<'_> {
         };
         self.faults.reset();
         self.info = SessionInfo::of(&answer).map_err(VolunteerError::NotPossible)?;
-        let named = self.config.model.clone().or_else(|| self.info.model.clone());
+        let named = self
+            .config
+            .model
+            .clone()
+            .or_else(|| self.info.model.clone());
         self.model_name = named.ok_or_else(|| {
             VolunteerError::Arguments(
-                "the coordinator does not say which base model is trained: name it with --model".to_owned(),
+                "the coordinator does not say which base model is trained: name it with --model"
+                    .to_owned(),
             )
         })?;
         self.tell(VolunteerEvent::Joined {
@@ -163,7 +173,10 @@ impl Volunteer<'_> {
         }
         self.session.drop_result()?;
         if !is_digest(&task.weights_sha256)
-            || task.data_sha256.as_deref().is_some_and(|digest| !is_digest(digest))
+            || task
+                .data_sha256
+                .as_deref()
+                .is_some_and(|digest| !is_digest(digest))
         {
             return Err(VolunteerError::NotPossible(
                 "the task's digests are no SHA-256 in hexadecimal".to_owned(),
@@ -268,8 +281,7 @@ impl Volunteer<'_> {
         let mode = task.mode.unwrap_or(Mode::Cpt);
         let trainee = self.trainee.as_ref().expect("it is there before the data");
         let is_stopped = || self.stop.is_set();
-        let path =
-            local_data::shard(&own.file, mode, &trainee.files, &self.session, &is_stopped)?;
+        let path = local_data::shard(&own.file, mode, &trainee.files, &self.session, &is_stopped)?;
         Ok(Ok((path, part)))
     }
 
@@ -367,9 +379,9 @@ impl Volunteer<'_> {
             let outcome = training::train(&mut trainee, &work, &gate, &stop, &tell);
             (trainee, outcome)
         });
-        let (trainee, outcome) = training.await.map_err(|error| {
-            VolunteerError::NotPossible(format!("training broke off: {error}"))
-        })?;
+        let (trainee, outcome) = training
+            .await
+            .map_err(|error| VolunteerError::NotPossible(format!("training broke off: {error}")))?;
         self.trainee = Some(trainee);
         match outcome {
             Ok(LocalOutcome::Trained(result)) => Ok(Some(result)),
@@ -436,7 +448,9 @@ impl Volunteer<'_> {
         retry_after: Option<Duration>,
     ) -> Result<(), VolunteerError> {
         let longest = self.config.longest_delay;
-        let asked = retry_after.unwrap_or_default().min(longest.max(LONGEST_ASKED));
+        let asked = retry_after
+            .unwrap_or_default()
+            .min(longest.max(LONGEST_ASKED));
         let delay = self.faults.next_delay(rand::random()).max(asked);
         self.rest(WaitReason::Fault(reason), delay).await
     }
@@ -469,10 +483,7 @@ impl Volunteer<'_> {
         Ok(())
     }
 
-    async fn until_stopped<T>(
-        &self,
-        work: impl Future<Output = T>,
-    ) -> Result<T, VolunteerError> {
+    async fn until_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, VolunteerError> {
         tokio::select! {
             done = work => Ok(done),
             _ = self.stop.stopped() => Err(self.stopped()),

@@ -117,7 +117,10 @@ impl Session {
     pub(super) fn sweep(&self, task: &Task) -> Result<(), VolunteerError> {
         let is_needed = |name: &str| {
             let digests = [Some(&task.weights_sha256), task.data_sha256.as_ref()];
-            digests.into_iter().flatten().any(|digest| name.contains(digest.as_str()))
+            digests
+                .into_iter()
+                .flatten()
+                .any(|digest| name.contains(digest.as_str()))
         };
         let folder = self.dir.path();
         let entries =
@@ -163,7 +166,11 @@ mod tests {
             folder_name(&a, "../../etc"),
             folder_name(&b, "ali"),
         ];
-        assert!(names.iter().all(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit())));
+        assert!(
+            names
+                .iter()
+                .all(|name| name.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        );
         assert!(names[0] != names[1] && names[0] != names[2]);
     }
 }

@@ -56,8 +56,11 @@ impl Bench {
         let config = AdapterConfig::from_training(&config, MODEL);
         let fresh = adapter::fresh(&config, &files.config, 1).unwrap();
         adapter::save(bench.folder.path(), &fresh, &config, &files.config).unwrap();
-        fs::write(bench.path("text"), "some words to learn\n\nand some more of them\n".repeat(20))
-            .unwrap();
+        fs::write(
+            bench.path("text"),
+            "some words to learn\n\nand some more of them\n".repeat(20),
+        )
+        .unwrap();
         let packing = Packing {
             dataset: &DataFile {
                 path: bench.path("text"),
@@ -146,7 +149,10 @@ impl Session {
         if let Some(reply) = (self.fault)(request) {
             return reply;
         }
-        let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+        let (path, query) = request
+            .target
+            .split_once('?')
+            .unwrap_or((&request.target, ""));
         let file = |bytes: &[u8]| Reply::new(200, bytes).header("X-Sha256", sha256(bytes));
         match path {
             "/c/a/bilgi" => json_reply(json!({
@@ -230,18 +236,26 @@ async fn a_volunteer_trains_round_after_round_until_the_end() {
         assert!(!request.target.contains("sesame"));
     }
     let to = |path: &str| {
-        let targets = requests.iter().filter(|request| request.target.starts_with(path));
+        let targets = requests
+            .iter()
+            .filter(|request| request.target.starts_with(path));
         targets.collect::<Vec<_>>()
     };
     assert_eq!(to("/c/a/gorev")[0].target, "/c/a/gorev?isci=ali%20veli");
     assert_eq!(to("/c/a/veri").len(), 1, "a shard is fetched once");
     let results = to("/c/a/sonuc");
-    let targets: Vec<_> = results.iter().map(|request| request.target.as_str()).collect();
-    assert_eq!(targets, [
-        "/c/a/sonuc?isci=ali%20veli&tur=0",
-        "/c/a/sonuc?isci=ali%20veli&tur=1",
-        "/c/a/sonuc?isci=ali%20veli&tur=2",
-    ]);
+    let targets: Vec<_> = results
+        .iter()
+        .map(|request| request.target.as_str())
+        .collect();
+    assert_eq!(
+        targets,
+        [
+            "/c/a/sonuc?isci=ali%20veli&tur=0",
+            "/c/a/sonuc?isci=ali%20veli&tur=1",
+            "/c/a/sonuc?isci=ali%20veli&tur=2",
+        ]
+    );
     let before = bench.weights();
     for result in results {
         assert_eq!(result.headers["x-sha256"], sha256(&result.body));
@@ -257,21 +271,34 @@ async fn weights_and_shards_of_other_digests_are_never_trained_on() {
             let bench = Bench::new();
             let mut wrong = 2;
             let other = bench.weights()[1..].to_vec();
-            let session = Session::of(&bench, 1, Box::new(move |request| {
-                if wrong == 0 || !request.target.starts_with(path) {
-                    return None;
-                }
-                wrong -= 1;
-                let reply = Reply::new(200, other.clone());
-                Some(if announced { reply.header("X-Sha256", sha256(&other)) } else { reply })
-            }));
+            let session = Session::of(
+                &bench,
+                1,
+                Box::new(move |request| {
+                    if wrong == 0 || !request.target.starts_with(path) {
+                        return None;
+                    }
+                    wrong -= 1;
+                    let reply = Reply::new(200, other.clone());
+                    Some(if announced {
+                        reply.header("X-Sha256", sha256(&other))
+                    } else {
+                        reply
+                    })
+                }),
+            );
             let server = serve(&session).await;
             let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
             result.unwrap();
             assert_eq!(rounds_begun(&events), 1);
             let asked = server.requests().into_iter();
-            let asked = asked.filter(|request| request.target.starts_with("/c/a/gorev")).count();
-            assert!(asked >= 3, "{path}: the task is asked for again, {asked} times in all");
+            let asked = asked
+                .filter(|request| request.target.starts_with("/c/a/gorev"))
+                .count();
+            assert!(
+                asked >= 3,
+                "{path}: the task is asked for again, {asked} times in all"
+            );
         }
     }
 }
@@ -281,25 +308,37 @@ async fn a_result_that_could_not_be_delivered_is_kept_over_a_restart_and_not_tra
     let bench = Bench::new();
     let stop = StopSignal::default();
     let (stopping, mut refusals) = (stop.clone(), 1);
-    let session = Session::of(&bench, 1, Box::new(move |request| {
-        if refusals == 0 || request.method != "POST" {
-            return None;
-        }
-        refusals -= 1;
-        stopping.stop(StopReason::Requested);
-        Some(Reply::new(503, json!({"hata": "restarting"}).to_string()))
-    }));
+    let session = Session::of(
+        &bench,
+        1,
+        Box::new(move |request| {
+            if refusals == 0 || request.method != "POST" {
+                return None;
+            }
+            refusals -= 1;
+            stopping.stop(StopReason::Requested);
+            Some(Reply::new(503, json!({"hata": "restarting"}).to_string()))
+        }),
+    );
     let server = serve(&session).await;
     let config = bench.config(&server.url("/c/a"));
     let (sender, receiver) = unbounded_channel();
-    let result = tokio::time::timeout(DEADLINE, run(&config, &stop, sender)).await.unwrap();
-    assert!(matches!(result, Err(VolunteerError::Stopped { kept: true })), "{result:?}");
+    let result = tokio::time::timeout(DEADLINE, run(&config, &stop, sender))
+        .await
+        .unwrap();
+    assert!(
+        matches!(result, Err(VolunteerError::Stopped { kept: true })),
+        "{result:?}"
+    );
     assert_eq!(rounds_begun(&told(receiver)), 1);
     let (result, events) = volunteer(&config).await;
     result.unwrap();
     assert_eq!(rounds_begun(&events), 0);
     assert!(events.contains(&VolunteerEvent::Delivered { round: 0 }));
-    let posts = server.requests().into_iter().filter(|request| request.method == "POST");
+    let posts = server
+        .requests()
+        .into_iter()
+        .filter(|request| request.method == "POST");
     let bodies: Vec<_> = posts.map(|request| request.body).collect();
     assert_eq!(bodies.len(), 2);
     assert_eq!(bodies[0], bodies[1]);
@@ -326,14 +365,21 @@ async fn a_result_whose_answer_was_lost_is_repeated_as_it_is() {
 #[actix_rt::test]
 async fn a_key_that_is_not_taken_ends_it_as_bad_arguments() {
     let bench = Bench::new();
-    let session = Session::of(&bench, 1, Box::new(|request| {
-        let refused = Reply::new(401, json!({"hata": "wrong key"}).to_string());
-        (!request.target.contains("bilgi")).then_some(refused)
-    }));
+    let session = Session::of(
+        &bench,
+        1,
+        Box::new(|request| {
+            let refused = Reply::new(401, json!({"hata": "wrong key"}).to_string());
+            (!request.target.contains("bilgi")).then_some(refused)
+        }),
+    );
     let server = serve(&session).await;
     let (result, _) = volunteer(&bench.config(&server.url("/c/a"))).await;
     let error = result.unwrap_err();
-    assert!(error.is_about_arguments() && error.to_string().contains("wrong key"), "{error}");
+    assert!(
+        error.is_about_arguments() && error.to_string().contains("wrong key"),
+        "{error}"
+    );
     assert!(!error.to_string().contains("sesame"));
 }
 
@@ -341,12 +387,19 @@ async fn a_key_that_is_not_taken_ends_it_as_bad_arguments() {
 async fn redirects_to_plain_http_or_with_the_key_to_another_server_are_refused() {
     let bench = Bench::new();
     let elsewhere = TestServer::start(|_, _| Reply::new(200, "{}")).await;
-    for target in [elsewhere.url("/gorev"), "http://yard.example.org/gorev".to_owned()] {
+    for target in [
+        elsewhere.url("/gorev"),
+        "http://yard.example.org/gorev".to_owned(),
+    ] {
         let told = target.clone();
-        let session = Session::of(&bench, 1, Box::new(move |request| {
-            let away = Reply::new(307, "").header("Location", &told);
-            request.target.contains("gorev").then_some(away)
-        }));
+        let session = Session::of(
+            &bench,
+            1,
+            Box::new(move |request| {
+                let away = Reply::new(307, "").header("Location", &told);
+                request.target.contains("gorev").then_some(away)
+            }),
+        );
         let server = serve(&session).await;
         let (result, _) = volunteer(&bench.config(&server.url("/c/a"))).await;
         let error = result.unwrap_err();
@@ -370,7 +423,10 @@ async fn nothing_is_asked_for_while_it_is_paused() {
             delay: None,
         };
         while receiver.recv().await.expect("it waits") != paused {}
-        let asked = server.requests().iter().any(|request| request.target.contains("gorev"));
+        let asked = server
+            .requests()
+            .iter()
+            .any(|request| request.target.contains("gorev"));
         assert!(!asked);
         config.limits.pause.resume().unwrap();
     };
@@ -382,9 +438,16 @@ async fn nothing_is_asked_for_while_it_is_paused() {
 #[actix_rt::test]
 async fn own_data_is_packed_where_the_coordinator_serves_none_and_the_weights_tell_the_adapter() {
     let bench = Bench::new();
-    let session = Session::of(&bench, 1, Box::new(|request| {
-        request.target.contains("bilgi").then(|| json_reply(json!({})))
-    }));
+    let session = Session::of(
+        &bench,
+        1,
+        Box::new(|request| {
+            request
+                .target
+                .contains("bilgi")
+                .then(|| json_reply(json!({})))
+        }),
+    );
     let served = session.clone();
     let server = TestServer::start(move |_, request| {
         let mut session = served.lock().unwrap();

@@ -55,12 +55,16 @@ pub(super) struct Work {
 pub(super) fn config_of(task: &Task, adapter: &AdapterConfig) -> Result<TrainingConfig, String> {
     let within = |name: &str, value: u64, most: u64| match (1..=most).contains(&value) {
         true => Ok(value as u32),
-        false => Err(format!("the task's {name} is {value}, which is not in 1..={most}")),
+        false => Err(format!(
+            "the task's {name} is {value}, which is not in 1..={most}"
+        )),
     };
     within("ic_adim", task.local_steps, MAX_STEPS)?;
     let learning_rate = task.learning_rate;
     if !(learning_rate > 0.0 && learning_rate <= 1.0) {
-        return Err(format!("the task's lr is {learning_rate}, which is not above 0 and at most 1"));
+        return Err(format!(
+            "the task's lr is {learning_rate}, which is not above 0 and at most 1"
+        ));
     }
     Ok(TrainingConfig {
         packing: false,
@@ -120,7 +124,11 @@ pub(super) fn train(
         TrainingEvent::Step(report) => {
             step += 1;
             let report = Box::new(report);
-            tell(VolunteerEvent::Step { step, steps, report });
+            tell(VolunteerEvent::Step {
+                step,
+                steps,
+                report,
+            });
         }
         TrainingEvent::Log { level, line } => tell(VolunteerEvent::Log { level, line }),
         TrainingEvent::Started(_) | TrainingEvent::CheckpointSaved(_) => {}

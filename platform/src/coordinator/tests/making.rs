@@ -59,6 +59,9 @@ async fn a_session_that_cannot_be_prepared_says_why_and_is_not_there_for_volunte
     assert_eq!(status, 404, "{refusal}");
     let stop = format!("/api/coordinators/{id}/stop");
     assert_eq!(admin.post(&stop, json!({})).await.0, 409);
+    // The name is free again; that of a session that is there is not.
+    open(&admin, "lost", json!({})).await;
+    assert_eq!(session.task("ali").await["tur"], 0);
     assert_eq!(admin.post("/api/coordinators", body).await.0, 409);
 }
 
@@ -78,8 +81,8 @@ async fn a_stopped_session_keeps_what_was_merged_and_takes_nothing_more() {
         (status.as_u16(), &shown["status"]),
         (200, &json!("stopped"))
     );
-    let again = admin.post(&format!("/api/coordinators/{id}/stop"), json!({}));
-    assert_eq!(again.await.0, 200);
+    let stop = format!("/api/coordinators/{id}/stop");
+    assert_eq!(admin.post(&stop, json!({})).await.0, 200);
     assert_eq!(session.task("ali").await, json!({"bitti": true}));
     assert_eq!(session.trains("veli", 0.5).await.0, 409);
     let path = format!("/api/coordinators/{id}/artifacts/adapter_model.safetensors");

@@ -49,6 +49,22 @@ fn give(rounds: &mut Rounds, name: &str, round: u64) -> Answer {
     happen(rounds, result(name, round, &format!("of {name}")), at(1))
 }
 
+fn merge(rounds: &mut Rounds) -> Answer {
+    let round = rounds.round();
+    happen(rounds, Event::Merged { round }, at(31))
+}
+
+#[test]
+fn the_outcome_of_another_round_changes_nothing() {
+    let mut rounds = fresh(1);
+    give(&mut rounds, "ali", 0);
+    merge(&mut rounds);
+    give(&mut rounds, "ali", 1);
+    let late = Event::Merged { round: 0 };
+    assert_eq!(happen(&mut rounds, late, at(32)), Answer::Again);
+    assert_eq!((rounds.round(), rounds.phase()), (1, Phase::Merging));
+}
+
 #[test]
 fn g096_a_result_counts_once_and_the_first_one_stays() {
     let mut rounds = fresh(2);
@@ -71,7 +87,7 @@ fn a_round_that_is_being_merged_takes_nothing() {
         Answer::Refused(Standing::Late)
     );
     assert_eq!(give(&mut rounds, "ali", 0), Answer::Again);
-    assert_eq!(happen(&mut rounds, Event::Merged, at(3)), Answer::Taken);
+    assert_eq!(merge(&mut rounds), Answer::Taken);
     assert_eq!((rounds.round(), rounds.phase()), (1, Phase::Open));
     assert_eq!(
         give(&mut rounds, "veli", 0),
@@ -88,7 +104,7 @@ fn two_closed_rounds_are_remembered_also_behind_the_end() {
     let mut rounds = fresh(1);
     for round in 0..3 {
         give(&mut rounds, "ali", round);
-        happen(&mut rounds, Event::Merged, at(3));
+        merge(&mut rounds);
     }
     assert_eq!((rounds.round(), rounds.phase()), (3, Phase::Finished));
     assert_eq!(give(&mut rounds, "ali", 2), Answer::Again);
@@ -117,7 +133,7 @@ fn g098_at_its_deadline_a_round_closes_with_the_results_that_are_there() {
     assert_eq!(rounds.phase(), Phase::Open);
     happen(&mut rounds, Event::DeadlinePassed, at(30));
     assert_eq!(rounds.phase(), Phase::Merging);
-    happen(&mut rounds, Event::Merged, at(31));
+    merge(&mut rounds);
     assert_eq!(
         give(&mut rounds, "ayse", 0),
         Answer::Refused(Standing::Late)
@@ -142,7 +158,10 @@ fn results_that_cannot_be_merged_are_taken_out_and_the_round_goes_on() {
     let mut rounds = fresh(2);
     give(&mut rounds, "ali", 0);
     give(&mut rounds, "veli", 0);
-    let unusable = Event::Unusable(vec!["ali".to_owned()]);
+    let unusable = Event::Unusable {
+        round: 0,
+        participants: vec!["ali".to_owned()],
+    };
     happen(&mut rounds, unusable, at(5));
     assert_eq!((rounds.round(), rounds.phase()), (0, Phase::Open));
     assert_eq!(rounds.deadline(), Some(at(35)));
@@ -155,7 +174,7 @@ fn a_stopped_session_takes_nothing_and_the_outcome_of_a_merge_is_nothing_to_it()
     let mut rounds = fresh(1);
     give(&mut rounds, "ali", 0);
     assert_eq!(happen(&mut rounds, Event::StopAsked, at(2)), Answer::Taken);
-    happen(&mut rounds, Event::Merged, at(3));
+    merge(&mut rounds);
     assert_eq!((rounds.round(), rounds.phase()), (0, Phase::Stopped));
     assert_eq!(
         give(&mut rounds, "veli", 0),

@@ -55,6 +55,25 @@ pub fn join(
     Ok(())
 }
 
+/// Forgets participants that have sent nothing.
+///
+/// # Errors
+/// Those of the database.
+pub fn leave(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    names: &[String],
+) -> Result<(), DatabaseError> {
+    for name in names {
+        let idle = federated_participants::table
+            .find((id.get(), name.as_str()))
+            .filter(federated_participants::accepted.eq(0))
+            .filter(federated_participants::refused.eq(0));
+        diesel::delete(idle).execute(connection)?;
+    }
+    Ok(())
+}
+
 /// Counts more against participants. Who never joined is not counted.
 ///
 /// # Errors

@@ -82,6 +82,10 @@ pub fn reopen(
     for participant in without {
         let result = (id.get(), integer(round), participant.as_str());
         diesel::delete(federated_results::table.find(result)).execute(connection)?;
+        let known = federated_participants::table.find((id.get(), participant.as_str()));
+        diesel::update(known)
+            .set(federated_participants::accepted.eq(federated_participants::accepted - 1))
+            .execute(connection)?;
         count_eliminated(connection, id, participant)?;
     }
     set_closing(connection, id, false)

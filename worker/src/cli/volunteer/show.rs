@@ -67,7 +67,9 @@ impl<'a> Show<'a> {
     }
 
     fn step(&self, step: u64, steps: u64, report: &StepReport) {
-        let loss = report.loss.map_or_else(|| "none".to_owned(), |loss| format!("{loss:.4}"));
+        let loss = report
+            .loss
+            .map_or_else(|| "none".to_owned(), |loss| format!("{loss:.4}"));
         if let Some(bar) = &self.bar {
             bar.set_position(step);
             bar.set_message(format!("loss {loss}"));

@@ -25,7 +25,9 @@ impl UseWatch {
     /// Whether somebody uses the machine. Before it is known that nobody does, somebody does.
     pub(super) fn is_in_use(&mut self) -> bool {
         let now = Instant::now();
-        let is_due = self.looked_at.is_none_or(|at| now.duration_since(at) >= LOOK_EVERY);
+        let is_due = self
+            .looked_at
+            .is_none_or(|at| now.duration_since(at) >= LOOK_EVERY);
         if is_due {
             let meter = self.meter.get_or_insert_with(Meter::open);
             let others = meter.others_share(now);
@@ -160,6 +162,9 @@ mod tests {
         let now = Instant::now();
         assert_eq!(meter.others_share(now), None);
         let share = meter.others_share(now + Duration::from_secs(1));
-        assert!(share.is_some_and(|share| (0.0..=1.0).contains(&share)), "{share:?}");
+        assert!(
+            share.is_some_and(|share| (0.0..=1.0).contains(&share)),
+            "{share:?}"
+        );
     }
 }
