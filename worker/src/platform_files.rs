@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use serde::{Deserialize, Serialize};
 use trainyard_shared::Secret;
-use trainyard_shared::ids::JobId;
+use trainyard_shared::ids::{FederatedSessionId, JobId};
 
 use crate::config::PlatformAddress;
 use crate::connection::outbox::WaitingFile;
@@ -37,10 +37,23 @@ pub struct PlatformFiles {
     key: SharedKey,
 }
 
+/// What a file belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum FileOwner {
+    /// A job.
+    #[serde(rename = "job_id")]
+    Job(JobId),
+    /// A federated session.
+    #[serde(rename = "session_id")]
+    Session(FederatedSessionId),
+}
+
 /// Body of `POST /api/worker/uploads`.
 #[derive(Serialize)]
 struct UploadRequest<'a> {
-    job_id: JobId,
+    /// `job_id` or `session_id`.
+    #[serde(flatten)]
+    owner: FileOwner,
     key: &'a str,
     size: u64,
     sha256: &'a str,
@@ -68,12 +81,12 @@ impl PlatformFiles {
         &self.http
     }
 
-    /// Stores one file of a job; returns once the platform has it.
+    /// Stores one file of a job or a session; returns once the platform has it.
     ///
     /// # Errors
     ///
     /// See [`Http::upload`].
-    pub async fn store(&self, job_id: JobId, file: &WaitingFile) -> Result<(), TransferError> {
+    pub async fn store(&self, owner: FileOwner, file: &WaitingFile) -> Result<(), TransferError> {
         let artifact = &file.artifact;
         let upload = Upload {
             name: &artifact.key,
@@ -81,7 +94,7 @@ impl PlatformFiles {
             size_bytes: artifact.size_bytes,
         };
         let body = UploadRequest {
-            job_id,
+            owner,
             key: &artifact.key,
             size: artifact.size_bytes,
             sha256: &artifact.sha256,

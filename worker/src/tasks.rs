@@ -1,4 +1,5 @@
-//! What the worker does for the platform: training jobs, answers, evaluations, and the transfers that they need.
+//! What the worker does for the platform: training jobs, rounds of federated sessions, answers, evaluations, and
+//! the transfers that they need.
 
 mod actor;
 pub mod base_model;
@@ -7,6 +8,7 @@ mod context;
 mod dataset;
 mod evaluation;
 mod failure;
+mod federated;
 mod inference;
 pub mod loaded;
 pub mod locks;
@@ -22,4 +24,5 @@ pub mod transfers;
 pub use actor::{FinishTasks, Tasks};
 pub use command::TaskCommand;
 pub use context::{TOKENS, TaskContext};
+pub use federated::Order;
 pub use stop::{StopReason, StopSignal};

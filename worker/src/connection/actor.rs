@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::frame::{MAX_FRAME_BYTES, close};
-use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, WorkerUuid};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, WorkerUuid};
 use trainyard_shared::message::{
     Authenticate, FromWorker, Heartbeat, WorkerMetrics, WorkerMetricsData, WorkerRegisterData,
 };
@@ -114,6 +114,7 @@ pub(super) struct Doing {
     pub(super) job_id: Option<JobId>,
     pub(super) inference_ids: Vec<InferenceId>,
     pub(super) evaluation_ids: Vec<EvaluationId>,
+    pub(super) session_ids: Vec<FederatedSessionId>,
 }
 
 /// What comes from a socket of some generation; none is its end.
@@ -285,6 +286,7 @@ impl Connection {
             job_id,
             inference_ids: activity.inferences,
             evaluation_ids: activity.evaluations,
+            session_ids: activity.session.into_iter().collect(),
         };
         let undelivered = self.outbox.undelivered_ends();
         doing.inference_ids.extend(undelivered.inferences);
@@ -302,7 +304,7 @@ impl Connection {
                 current_job_id: doing.job_id,
                 current_inference_ids: Some(doing.inference_ids),
                 current_evaluation_ids: Some(doing.evaluation_ids),
-                current_session_ids: None,
+                current_session_ids: Some(doing.session_ids),
             }));
         }
     }

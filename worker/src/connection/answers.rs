@@ -4,7 +4,7 @@ use trainyard_shared::FailureKind;
 use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, MessageId};
 use trainyard_shared::message::{
     DecodeError, EvaluationFailed, EvaluationFailedData, FederatedFailed, FederatedFailedData,
-    FromWorker, InferenceFailed, InferenceFailedData, JobFailed, JobFailedData, ToWorker,
+    FromWorker, InferenceFailed, InferenceFailedData, JobFailed, JobFailedData,
 };
 
 /// The answer to a frame that is no message: for a `start_*` that says what it is about, the failure
@@ -40,29 +40,6 @@ pub(super) fn to_undecodable(error: DecodeError) -> Option<FromWorker> {
             ids.session_id.map(|id| federated_failed(id, None, text))
         }
         _ => Some(FromWorker::Error(error.to_error())),
-    }
-}
-
-/// The answer to a request for work that this version does not do; none for other messages.
-pub(super) fn to_unsupported(message: &ToWorker) -> Option<FromWorker> {
-    let cannot = |work: &str| format!("worker version {} cannot {work}", env!("CARGO_PKG_VERSION"));
-    match message {
-        ToWorker::StartFederatedTraining(start) => Some(federated_failed(
-            start.session_id,
-            Some(start.data.round),
-            cannot("train in rounds"),
-        )),
-        ToWorker::LoadAggregatedWeights(load) => Some(federated_failed(
-            load.session_id,
-            Some(load.data.round),
-            cannot("train in rounds"),
-        )),
-        ToWorker::ContinueRound(next) => Some(federated_failed(
-            next.session_id,
-            Some(next.data.round),
-            cannot("train in rounds"),
-        )),
-        _ => None,
     }
 }
 
@@ -109,6 +86,8 @@ fn federated_failed(
 
 #[cfg(test)]
 mod tests {
+    use trainyard_shared::message::ToWorker;
+
     use super::*;
 
     fn answer(frame: &str) -> FromWorker {
@@ -146,14 +125,12 @@ mod tests {
     }
 
     #[test]
-    fn work_of_later_versions_fails_by_name() {
-        let next = r#"{"type":"continue_round","session_id":4,"data":{
-            "round":3,"upload":{"url":"https://x/y","key":"rounds/3/a"},"deadline":"2026-03-10T14:30:00Z"}}"#;
-        let answer = to_unsupported(&ToWorker::decode(next).unwrap());
-        let Some(FromWorker::FederatedFailed(failed)) = answer else {
-            panic!("{answer:?}");
+    fn an_order_of_a_session_that_cannot_be_read_fails_and_the_field_is_named() {
+        let frame = r#"{"type":"continue_round","session_id":4,"data":{"round":"3"}}"#;
+        let FromWorker::FederatedFailed(failed) = answer(frame) else {
+            panic!("{frame}");
         };
-        assert_eq!(failed.data.round, Some(3));
-        assert!(failed.data.error.contains("cannot train"), "{failed:?}");
+        assert_eq!((failed.session_id.get(), failed.data.round), (4, None));
+        assert!(failed.data.error.contains("data.round"), "{failed:?}");
     }
 }

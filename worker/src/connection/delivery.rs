@@ -8,13 +8,15 @@ use tokio::time::Instant;
 use trainyard_shared::FailureKind;
 use trainyard_shared::ids::{JobId, MessageId};
 use trainyard_shared::message::{
-    Error, ErrorCode, FromWorker, JobFailed, JobFailedData, LogLevel, WorkerLog, WorkerLogData,
+    Error, ErrorCode, FederatedFailed, FederatedFailedData, FromWorker, JobFailed, JobFailedData,
+    LogLevel, WorkerLog, WorkerLogData,
 };
 
 use super::actor::{Connection, Pushed};
 use super::backoff::jittered;
 use super::outbox::{Entry, Outbox, Place};
 use super::tokens::ended_answer;
+use crate::platform_files::FileOwner;
 use crate::tasks::transfers::TransferError;
 
 /// The platform may miss the files of one message so many times before the message is given up.
@@ -161,14 +163,15 @@ impl Connection {
         self.delivery.storing = Some(entry.place);
         let files = self.files.clone();
         let storing = async move {
-            let job_id = match &entry.message {
-                FromWorker::CheckpointSaved(message) => message.job_id,
-                FromWorker::JobCompleted(message) => message.job_id,
+            let owner = match &entry.message {
+                FromWorker::CheckpointSaved(message) => FileOwner::Job(message.job_id),
+                FromWorker::JobCompleted(message) => FileOwner::Job(message.job_id),
+                FromWorker::FederatedUpdate(message) => FileOwner::Session(message.session_id),
                 // No other message names files.
                 _ => return (entry, Ok(())),
             };
             for file in &entry.files {
-                if let Err(error) = files.store(job_id, file).await {
+                if let Err(error) = files.store(owner, file).await {
                     return (entry, Err(error));
                 }
             }
@@ -212,7 +215,7 @@ impl Connection {
     }
 
     /// A message that can't be delivered: a checkpoint less is a line in the log, a result less is the
-    /// job's failure.
+    /// job's or the round's failure.
     fn give_up(&mut self, entry: Entry, reason: &str) {
         tracing::error!(
             message.kind = entry.message.wire_type(),
@@ -233,10 +236,20 @@ impl Connection {
                         failure_kind: Some(FailureKind::Storage),
                     },
                 });
-                if let Err(error) = self.outbox.replace(entry.place, failed.clone()) {
-                    tracing::error!(%error, "message cannot be kept on disk");
-                    self.push(failed);
-                }
+                self.say_instead(entry.place, failed);
+            }
+            FromWorker::FederatedUpdate(message) => {
+                let failed = FromWorker::FederatedFailed(FederatedFailed {
+                    worker_id: None,
+                    session_id: message.session_id,
+                    message_id: Some(MessageId::random()),
+                    data: FederatedFailedData {
+                        round: Some(message.data.round),
+                        error: format!("the round's result cannot be stored: {reason}"),
+                        failure_kind: Some(FailureKind::Storage),
+                    },
+                });
+                self.say_instead(entry.place, failed);
             }
             FromWorker::CheckpointSaved(message) => {
                 self.waiting.push_back(FromWorker::WorkerLog(WorkerLog {
@@ -260,6 +273,14 @@ impl Connection {
                     self.outbox.remove(id);
                 }
             }
+        }
+    }
+
+    /// Puts a message into the place of one that can't be delivered.
+    fn say_instead(&mut self, place: Place, message: FromWorker) {
+        if let Err(error) = self.outbox.replace(place, message.clone()) {
+            tracing::error!(%error, "message cannot be kept on disk");
+            self.push(message);
         }
     }
 

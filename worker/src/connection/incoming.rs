@@ -17,7 +17,7 @@ use super::actor::Connection;
 use super::answers;
 use super::backoff::NextTry;
 use super::link::LinkState;
-use crate::tasks::TaskCommand;
+use crate::tasks::{Order, TaskCommand};
 
 /// Answers of ours to frames that are no messages, at most so many a minute.
 const ERROR_ANSWERS_PER_MINUTE: usize = 10;
@@ -76,19 +76,21 @@ impl Connection {
             ToWorker::StopEvaluation(stop) => {
                 self.command(TaskCommand::StopEvaluation(stop.evaluation_id));
             }
-            ToWorker::StopFederatedTraining(_) => {
-                tracing::debug!("there is nothing of that kind to stop");
+            ToWorker::StartFederatedTraining(start) => {
+                let id = start.session_id;
+                self.command(TaskCommand::Federated(id, Order::Start(Box::new(start))));
             }
-            ToWorker::StartFederatedTraining(_)
-            | ToWorker::LoadAggregatedWeights(_)
-            | ToWorker::ContinueRound(_) => {
-                tracing::warn!(
-                    message.kind = message.wire_type(),
-                    "this version of the worker does not do that"
-                );
-                if let Some(answer) = answers::to_unsupported(&message) {
-                    self.answer(answer, ctx);
-                }
+            ToWorker::LoadAggregatedWeights(load) => {
+                self.command(TaskCommand::Federated(load.session_id, Order::Load(load)));
+            }
+            ToWorker::ContinueRound(next) => {
+                self.command(TaskCommand::Federated(
+                    next.session_id,
+                    Order::Continue(next),
+                ));
+            }
+            ToWorker::StopFederatedTraining(stop) => {
+                self.command(TaskCommand::StopFederated(stop.session_id));
             }
         }
     }
@@ -180,12 +182,15 @@ impl Connection {
             // Several answers at once are normal.
             busy: matches!(
                 doing.status,
-                WorkerStatus::Training | WorkerStatus::Evaluating | WorkerStatus::Draining
+                WorkerStatus::Training
+                    | WorkerStatus::Evaluating
+                    | WorkerStatus::Federated
+                    | WorkerStatus::Draining
             ),
             current_job_id: doing.job_id,
             current_inference_ids: Some(doing.inference_ids),
             current_evaluation_ids: Some(doing.evaluation_ids),
-            current_session_ids: None,
+            current_session_ids: Some(doing.session_ids),
             ping_id: ping.ping_id,
         }));
     }

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use trainyard_shared::ids::{JobId, MessageId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 use super::waiting::Waiting;
@@ -176,6 +176,11 @@ impl Outbox {
     /// Everything whose end waits for delivery.
     pub fn undelivered_ends(&self) -> Undelivered {
         self.state().undelivered()
+    }
+
+    /// The rounds of a federated session whose results wait for delivery.
+    pub fn undelivered_rounds(&self, session: FederatedSessionId) -> Vec<u64> {
+        self.state().undelivered_rounds(session)
     }
 
     fn write(

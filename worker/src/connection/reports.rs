@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use actix::{Addr, Message};
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, InferenceId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 use super::actor::Connection;
@@ -38,6 +38,8 @@ pub struct Activity {
     pub inferences: Vec<InferenceId>,
     /// The evaluations that run or wait for their turn.
     pub evaluations: Vec<EvaluationId>,
+    /// The federated session that it takes part in.
+    pub session: Option<FederatedSessionId>,
     /// Whether the worker ends, and takes nothing new.
     pub shutting_down: bool,
 }
@@ -49,6 +51,8 @@ impl Activity {
             WorkerStatus::Draining
         } else if self.job.is_some() {
             WorkerStatus::Training
+        } else if self.session.is_some() {
+            WorkerStatus::Federated
         } else if !self.evaluations.is_empty() {
             WorkerStatus::Evaluating
         } else if !self.inferences.is_empty() {
@@ -75,9 +79,10 @@ impl SharedActivity {
     /// Changes it; gives whether that is worth a heartbeat at once.
     fn change(&self, change: impl FnOnce(&mut Activity)) -> bool {
         let mut activity = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = (activity.job, activity.status());
+        let told = |activity: &Activity| (activity.job, activity.session, activity.status());
+        let before = told(&activity);
         change(&mut activity);
-        before != (activity.job, activity.status())
+        before != told(&activity)
     }
 }
 
@@ -143,6 +148,11 @@ impl Reports {
         self.tokens.add(inference_id, tokens);
         // A full mailbox does no harm: whatever is in it makes the connection look.
         let _ = self.connection.try_send(Deliver);
+    }
+
+    /// The rounds of a federated session whose results wait for delivery.
+    pub fn undelivered_rounds(&self, session: FederatedSessionId) -> Vec<u64> {
+        self.outbox.undelivered_rounds(session)
     }
 
     /// Changes what the worker says that it does.

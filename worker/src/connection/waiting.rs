@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, MessageId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 /// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
@@ -144,6 +144,17 @@ impl Waiting {
             }
         }
         ends
+    }
+
+    /// The rounds of a federated session whose results wait for delivery.
+    pub fn undelivered_rounds(&self, session: FederatedSessionId) -> Vec<u64> {
+        let of_session = |entry: &Entry| match &entry.message {
+            FromWorker::FederatedUpdate(update) if update.session_id == session => {
+                Some(update.data.round)
+            }
+            _ => None,
+        };
+        self.entries.values().filter_map(of_session).collect()
     }
 
     /// A long outage must not fill the disk with checkpoints that newer ones have made worthless: the one that

@@ -1,5 +1,5 @@
-//! The actor that owns what runs: one job, and any number of answers and evaluations. It starts them, stops
-//! them, and knows when they have ended.
+//! The actor that owns what runs: one job or federated session, and any number of answers and evaluations. It
+//! starts them, stops them, and knows when they have ended.
 //!
 //! 1. `start_training`: [`Slot`] decides. A job begins as one future that prepares (data, model,
 //!    checkpoint), trains on a thread of its own, and reports its end before it is over.
@@ -7,20 +7,23 @@
 //! 3. A newer attempt at the running job waits here until the older one has let go.
 //! 4. `start_inference` and `start_evaluation`: [`Running`] decides. Each is one future that reports its end
 //!    before it is over; how many get their turn at once, two semaphores say.
+//! 5. Orders of a federated session go to its future, which lasts from `start_federated_training` to the stop.
 
 use std::sync::Arc;
 
 use actix::prelude::*;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{Semaphore, watch};
 use trainyard_shared::FailureKind;
-use trainyard_shared::ids::{EvaluationId, InferenceId, JobId, MessageId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, MessageId};
 use trainyard_shared::message::{
     FromWorker, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartEvaluation,
-    StartInference, StartTraining,
+    StartFederatedTraining, StartInference, StartTraining,
 };
 
 use super::evaluation::{self, MOST_EVALUATIONS, run_evaluation};
 use super::failure::Failure;
+use super::federated::{self, Order, run_session};
 use super::inference::{self, ANSWERS_AT_ONCE, MOST_ANSWERS, run_inference};
 use super::running::{Running, Stop};
 use super::slot::{OnStart, OnStop, Slot};
@@ -35,6 +38,7 @@ pub struct Tasks {
     running: Option<StopSignal>,
     /// A newer attempt at the running job.
     next: Option<Box<StartTraining>>,
+    session: Option<RunningSession>,
     answers: Running<InferenceId>,
     answers_at_once: Arc<Semaphore>,
     evaluations: Running<EvaluationId>,
@@ -42,6 +46,13 @@ pub struct Tasks {
     shutting_down: bool,
     /// How many futures run.
     busy: watch::Sender<usize>,
+}
+
+/// The federated session that the worker takes part in.
+struct RunningSession {
+    id: FederatedSessionId,
+    orders: UnboundedSender<Order>,
+    stop: StopSignal,
 }
 
 /// Stops all that runs because the worker shuts down; answered once it has ended.
@@ -57,6 +68,7 @@ impl Tasks {
             slot: Slot::new(ended.jobs),
             running: None,
             next: None,
+            session: None,
             answers: Running::new(ended.inferences),
             answers_at_once: Arc::new(Semaphore::new(ANSWERS_AT_ONCE)),
             evaluations: Running::new(ended.evaluations),
@@ -72,7 +84,14 @@ impl Tasks {
             return self.refuse(job, "the worker is shutting down");
         }
         match self.slot.on_start(job, self.context.worker_type) {
-            OnStart::Begin => self.begin(start, ctx),
+            OnStart::Begin => match &self.session {
+                Some(session) => {
+                    let reason =
+                        format!("this worker takes part in federated session {}", session.id);
+                    self.refuse(job, &reason);
+                }
+                None => self.begin(start, ctx),
+            },
             OnStart::Ignore => {
                 tracing::debug!(job.id = %job.job_id, job.attempt = job.attempt, "job is here already");
             }
@@ -233,6 +252,76 @@ impl Tasks {
         }
     }
 
+    fn order(&mut self, id: FederatedSessionId, order: Order, ctx: &mut Context<Self>) {
+        let running = self.session.as_ref().filter(|session| session.id == id);
+        match (running, order) {
+            (Some(session), order) => {
+                // It has just ended where nobody takes the order; the platform is told so.
+                let _ = session.orders.send(order);
+            }
+            (None, Order::Start(start)) => self.start_session(*start, ctx),
+            (None, order) => {
+                let message = "this worker does not take part in it (any more)";
+                let failure = Failure::new(FailureKind::WorkerRestarted, message);
+                let reports = &self.context.reports;
+                federated::report_failed(id, Some(order.round()), failure, reports);
+            }
+        }
+    }
+
+    fn start_session(&mut self, start: StartFederatedTraining, ctx: &mut Context<Self>) {
+        let id = start.session_id;
+        if let Some(reason) = self.session_refusal() {
+            let failure = Failure::new(FailureKind::NotStarted, reason);
+            let (round, reports) = (Some(start.data.round), &self.context.reports);
+            return federated::report_failed(id, round, failure, reports);
+        }
+        tracing::info!(session.id = %id, "federated session begins");
+        let (orders, taken) = unbounded_channel();
+        let stop = StopSignal::default();
+        self.session = Some(RunningSession {
+            id,
+            orders,
+            stop: stop.clone(),
+        });
+        self.busy.send_modify(|busy| *busy += 1);
+        self.tell_activity();
+        // Training needs all the memory that there is.
+        self.context.loaded.release_unused();
+        let running = run_session(start, self.context.clone(), taken, stop);
+        ctx.spawn(running.into_actor(self).map(move |(), tasks, _| {
+            tracing::info!(session.id = %id, "federated session is over");
+            tasks.session = None;
+            let reports = &tasks.context.reports;
+            reports.change_activity(|activity| activity.status_message = None);
+            tasks.tell_activity();
+            tasks.busy.send_modify(|busy| *busy -= 1);
+        }));
+    }
+
+    /// Why this worker does not take part in a session now, if it does not.
+    fn session_refusal(&self) -> Option<String> {
+        if self.shutting_down {
+            return Some("the worker is shutting down".to_owned());
+        }
+        if !self.context.worker_type.takes_training() {
+            return Some("this worker does not train (WORKER_TYPE)".to_owned());
+        }
+        if let Some(session) = &self.session {
+            let id = session.id;
+            return Some(format!("this worker takes part in federated session {id}"));
+        }
+        let job = self.slot.running()?;
+        Some(format!("this worker is busy with job {}", job.job_id))
+    }
+
+    fn stop_session(&self, id: FederatedSessionId) {
+        match &self.session {
+            Some(session) if session.id == id => session.stop.stop(StopReason::Requested),
+            _ => tracing::debug!(session.id = %id, "there is no such session to leave"),
+        }
+    }
+
     /// Why this worker takes no such work now, if it does not.
     fn refusal(&self, work: &str, waiting: usize, most: usize) -> Option<Failure> {
         let reason = if self.shutting_down {
@@ -251,6 +340,7 @@ impl Tasks {
         self.context.reports.change_activity(|activity| {
             activity.inferences = self.answers.ids();
             activity.evaluations = self.evaluations.ids();
+            activity.session = self.session.as_ref().map(|session| session.id);
         });
     }
 }
@@ -281,6 +371,8 @@ impl Handler<TaskCommand> for Tasks {
             TaskCommand::StopInference(id) => self.stop_inference(&id),
             TaskCommand::StartEvaluation(start) => self.start_evaluation(*start, ctx),
             TaskCommand::StopEvaluation(id) => self.stop_evaluation(id),
+            TaskCommand::Federated(id, order) => self.order(id, order, ctx),
+            TaskCommand::StopFederated(id) => self.stop_session(id),
         }
     }
 }
@@ -296,6 +388,9 @@ impl Handler<FinishTasks> for Tasks {
             .change_activity(|activity| activity.shutting_down = true);
         if let Some(running) = &self.running {
             running.stop(StopReason::Shutdown);
+        }
+        if let Some(session) = &self.session {
+            session.stop.stop(StopReason::Shutdown);
         }
         self.answers.shut_down();
         self.evaluations.shut_down();

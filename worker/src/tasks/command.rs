@@ -1,8 +1,10 @@
 //! What the connection asks of the tasks.
 
 use actix::Message;
-use trainyard_shared::ids::{EvaluationId, InferenceId, JobId};
+use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId};
 use trainyard_shared::message::{StartEvaluation, StartInference, StartTraining};
+
+use super::Order;
 
 /// A command of the platform.
 #[derive(Debug, Clone, PartialEq, Message)]
@@ -20,4 +22,8 @@ pub enum TaskCommand {
     StartEvaluation(Box<StartEvaluation>),
     /// End this evaluation.
     StopEvaluation(EvaluationId),
+    /// Something of a federated session; repeats begin nothing twice.
+    Federated(FederatedSessionId, Order),
+    /// Leave this federated session.
+    StopFederated(FederatedSessionId),
 }

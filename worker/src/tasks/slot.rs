@@ -83,6 +83,11 @@ impl Slot {
         }
     }
 
+    /// What runs.
+    pub fn running(&self) -> Option<JobAttempt> {
+        self.running
+    }
+
     /// The attempt runs from now on.
     pub fn begun(&mut self, job: JobAttempt) {
         self.running = Some(job);

@@ -2,6 +2,7 @@
 //! stopped or replaced while they prepare.
 
 mod evaluation;
+mod federated;
 pub(super) mod golden;
 mod harness;
 mod inference;

@@ -1,0 +1,18 @@
+//! Federated training over WebSocket: sessions of this platform's workers, over the rounds that volunteers share
+//! with them ([`crate::rounds`]).
+
+pub mod actor;
+pub mod directory;
+mod inbox;
+mod making;
+mod orders;
+mod request;
+pub mod routes;
+mod settings;
+pub mod state;
+pub mod store;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use inbox::refuse_of_closed_round;

@@ -1,0 +1,368 @@
+//! One federated session of workers, alive.
+//!
+//! 1. An event comes: from the dispatcher, the supervisor, what workers say, or the rounds. The state machine
+//!    decides.
+//! 2. What changes is written down, then the rounds and dashboards are told, then the workers and the supervisor.
+//!    Nothing else is taken in meanwhile; when it cannot be written, nothing has happened, and it is tried again.
+//! 3. Results do not come through here: they are checked beside it ([`super::directory`]), and it hears of them.
+//! 4. Once the session has ended and its workers are told, the actor ends.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::prelude::*;
+use bytestring::ByteString;
+use trainyard_shared::ids::WorkerId;
+
+use super::directory::{SharedState, UnderWay};
+use super::orders::{self, Orders};
+use super::settings::Settings;
+use super::state::{Effect, Event, Order, Session as State, Stage};
+use super::{inbox, store};
+use crate::actors::Actors;
+use crate::clock::Moment;
+use crate::database::{DatabaseError, now};
+use crate::rounds;
+use crate::rounds::actor::{RoundNews, Trouble};
+use crate::rounds::session::Session;
+use crate::rounds::state::{Event as RoundEvent, Phase};
+use crate::rounds::store::SessionRow;
+use crate::workers::dispatcher::Poke;
+use crate::workers::event::Occupation;
+use crate::workers::supervisor::{GetWorkers, SendOn, Vacate};
+
+/// Between two tries to take in what has happened.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Timers may fire a little early.
+const TIMER_GRAIN: Duration = Duration::from_millis(2);
+/// Messages that may wait.
+const MAILBOX: usize = 1_024;
+
+/// The actor.
+pub struct FederatedSession {
+    actors: Actors,
+    rounds: Arc<Session>,
+    settings: Arc<Settings>,
+    state: State,
+    shared: SharedState,
+    due: Option<(Moment, SpawnHandle)>,
+}
+
+/// This has happened; it is tried again when it cannot be written down.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub struct Happened(pub Event);
+
+/// Starts a session that was prepared, as it stands in the database: its rounds, its workers, and whatever is due.
+///
+/// # Errors
+/// Those of the database.
+pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseError> {
+    let id = row.id();
+    let settings = Arc::new(Settings::of(row)?);
+    let known = actors.database.read(move |c| store::workers(c, id)).await?;
+    let (give, given) = tokio::sync::oneshot::channel();
+    let (run, to_run) = tokio::sync::oneshot::channel::<FederatedSession>();
+    let spawned = actors.arbiter.spawn_fn(move || {
+        let context = Context::<FederatedSession>::new();
+        // Only fails when whoever started it has given up.
+        let _ = give.send(context.address());
+        actix::spawn(async move {
+            if let Ok(actor) = to_run.await {
+                context.run(actor);
+            }
+        });
+    });
+    if !spawned {
+        return Err(DatabaseError::Stopped);
+    }
+    let actor = given.await.map_err(|_| DatabaseError::Stopped)?;
+    let rounds = rounds::actor::start(actors, id, Some(actor.clone().recipient())).await?;
+    let (stage, round, results) = {
+        let live = rounds.live();
+        let stage = match live.rounds.phase() {
+            Phase::Open => Stage::Open,
+            Phase::Merging => Stage::Merging,
+            Phase::Finished | Phase::Stopped => Stage::Ended,
+        };
+        let results: BTreeSet<WorkerId> = live
+            .rounds
+            .results()
+            .keys()
+            .filter_map(|name| store::worker(name))
+            .collect();
+        (stage, live.rounds.round(), results)
+    };
+    let state = State::new(
+        settings.of_state(),
+        (stage, round),
+        results,
+        known.members,
+        known.shards,
+        actors.clock.now(),
+    );
+    let shared = SharedState::new(state.clone());
+    actors.federated.add(
+        id,
+        UnderWay {
+            actor,
+            rounds: rounds.clone(),
+            workers: shared.clone(),
+        },
+    );
+    let session = FederatedSession {
+        actors: actors.clone(),
+        rounds,
+        settings,
+        state,
+        shared,
+        due: None,
+    };
+    run.send(session).map_err(|_| DatabaseError::Stopped)
+}
+
+impl FederatedSession {
+    fn happen(&mut self, event: Event) -> ResponseActFuture<Self, Result<(), Trouble>> {
+        let now = self.actors.clock.now();
+        let mut next = self.state.clone();
+        let effects = next.apply(event, now);
+        let is_over = next.has_ended();
+        let carrying = Carrying {
+            actors: self.actors.clone(),
+            rounds: self.rounds.clone(),
+            settings: self.settings.clone(),
+            before: self.state.clone(),
+            next: next.clone(),
+        };
+        Box::pin(
+            async move { carrying.carry_out(effects).await }
+                .into_actor(self)
+                .map(move |carried, session, context| {
+                    carried?;
+                    session.shared.set(next.clone());
+                    session.state = next;
+                    if is_over {
+                        session.actors.federated.retire(session.rounds.id());
+                        context.stop();
+                    } else {
+                        session.schedule(context);
+                    }
+                    Ok(())
+                }),
+        )
+    }
+
+    fn schedule(&mut self, context: &mut Context<Self>) {
+        let next = self.state.next_due();
+        if self.due.as_ref().map(|(at, _)| *at) == next {
+            return;
+        }
+        if let Some((_, handle)) = self.due.take() {
+            context.cancel_future(handle);
+        }
+        if let Some(at) = next {
+            let wait = at.since(self.actors.clock.now()) + TIMER_GRAIN;
+            let handle = context.run_later(wait, |session, context| {
+                session.due = None;
+                context.notify(Happened(Event::TimePassed));
+            });
+            self.due = Some((at, handle));
+        }
+    }
+}
+
+/// Effects on their way.
+struct Carrying {
+    actors: Actors,
+    rounds: Arc<Session>,
+    settings: Arc<Settings>,
+    before: State,
+    next: State,
+}
+
+impl Carrying {
+    /// What can fail comes first: until it has been carried out nothing was told to anybody.
+    async fn carry_out(self, effects: Vec<Effect>) -> Result<(), Trouble> {
+        self.write_down(&effects).await?;
+        for effect in &effects {
+            match *effect {
+                Effect::Expect(enough) => {
+                    let at_least = self.rounds.live().rounds.rules().at_least;
+                    let event = RoundEvent::Expected { enough, at_least };
+                    self.rounds.apply(event).await?;
+                }
+                Effect::Deadline(deadline) => {
+                    self.rounds.apply(RoundEvent::DeadlineMoved(deadline)).await?;
+                }
+                _ => {}
+            }
+        }
+        for effect in effects {
+            match effect {
+                Effect::Join(..) | Effect::Leave(_) | Effect::Expect(_) | Effect::Deadline(_) => {}
+                Effect::Show => self.show().await,
+                Effect::Order(worker, order) => self.order(worker, order).await,
+                Effect::Stop(worker) => {
+                    self.send(worker, orders::stop(self.rounds.id())).await;
+                }
+                Effect::Release(worker) => self.release(worker).await,
+                // A full mailbox means that the dispatcher is about to look anyway.
+                Effect::SeekWorkers => _ = self.actors.dispatcher.try_send(Poke),
+            }
+        }
+        if self.next.has_ended() {
+            inbox::empty(&self.actors, self.rounds.id()).await;
+        }
+        Ok(())
+    }
+
+    async fn write_down(&self, effects: &[Effect]) -> Result<(), DatabaseError> {
+        let id = self.rounds.id();
+        let (mut joining, mut leaving) = (Vec::new(), Vec::new());
+        for effect in effects {
+            match effect {
+                Effect::Join(worker, shard) => joining.push((*worker, *shard)),
+                Effect::Leave(worker) => leaving.push(*worker),
+                _ => {}
+            }
+        }
+        if joining.is_empty() && leaving.is_empty() {
+            return Ok(());
+        }
+        let joined = joining.clone();
+        self.actors
+            .database
+            .write::<_, DatabaseError, _>(move |c| {
+                for (worker, shard) in joining {
+                    store::join(c, id, worker, shard, now())?;
+                }
+                for worker in leaving {
+                    store::leave(c, id, worker)?;
+                }
+                Ok(())
+            })
+            .await?;
+        for (worker, shard) in joined {
+            let name = store::participant(worker);
+            self.rounds.participants.has_joined(&name, shard);
+        }
+        Ok(())
+    }
+
+    /// Tells dashboards why it waits, where that has changed; what became of rounds they are told by those.
+    async fn show(&self) {
+        let reason = self.next.waiting_because();
+        if self.before.waiting_because() != reason || self.rounds.reason() != reason {
+            self.rounds.explain(reason);
+            rounds::news::publish(&self.actors, &self.rounds).await;
+        }
+    }
+
+    async fn order(&self, worker: WorkerId, order: Order) {
+        let id = self.rounds.id();
+        let Some(member) = self.next.members().get(&worker) else {
+            return;
+        };
+        let orders = Orders::new(&self.actors, &self.rounds, self.next.deadline());
+        let texts = match order {
+            Order::GoOn => orders.go_on(worker).to_vec(),
+            Order::Start => match orders.start(&self.settings, worker, member.shard).await {
+                Ok(text) => vec![text],
+                Err(error) => {
+                    tracing::error!(session.id = %id, %error, "start_federated_training could not be written");
+                    return;
+                }
+            },
+        };
+        tracing::info!(session.id = %id, worker.id = %worker, round = self.next.round(), "worker is asked for a result");
+        for text in texts {
+            self.send(worker, text).await;
+        }
+    }
+
+    /// A worker that is away is told when it comes back.
+    async fn send(&self, worker: WorkerId, text: ByteString) {
+        let link = None;
+        let sent = self.actors.supervisor.send(SendOn { worker, link, text });
+        if !sent.await.unwrap_or(false) {
+            tracing::warn!(session.id = %self.rounds.id(), worker.id = %worker, "the worker is away");
+        }
+    }
+
+    async fn release(&self, worker: WorkerId) {
+        let vacate = Vacate {
+            worker,
+            of: Occupation::Session(self.rounds.id()),
+            said_by_worker: false,
+        };
+        // Fails only when the platform stops.
+        let _ = self.actors.supervisor.send(vacate).await;
+    }
+}
+
+/// Workers that are to be given nothing new.
+async fn draining(actors: &Actors) -> BTreeSet<WorkerId> {
+    let seen = actors.supervisor.send(GetWorkers).await.unwrap_or_default();
+    seen.into_iter()
+        .filter(|(_, seen)| seen.view.draining)
+        .map(|(worker, _)| worker)
+        .collect()
+}
+
+/// What news of the rounds mean to the workers.
+async fn event_of(actors: &Actors, news: RoundNews) -> Event {
+    match news {
+        RoundNews::Opened { round, .. } => Event::RoundOpened {
+            round,
+            draining: draining(actors).await,
+        },
+        RoundNews::Closing { .. } => Event::RoundClosing,
+        RoundNews::Reopened { without, .. } => {
+            let workers = without.iter().filter_map(|name| store::worker(name));
+            Event::RoundReopened(workers.collect())
+        }
+        RoundNews::Ended => Event::Ended,
+    }
+}
+
+impl Actor for FederatedSession {
+    type Context = Context<Self>;
+
+    fn started(&mut self, context: &mut Context<Self>) {
+        context.set_mailbox_capacity(MAILBOX);
+        let event = match self.state.has_ended() {
+            true => Event::Ended,
+            false => Event::TimePassed,
+        };
+        context.notify(Happened(event));
+        // A full mailbox means that the dispatcher is about to look anyway.
+        let _ = self.actors.dispatcher.try_send(Poke);
+    }
+}
+
+impl Handler<Happened> for FederatedSession {
+    type Result = AtomicResponse<Self, ()>;
+
+    fn handle(&mut self, Happened(event): Happened, _: &mut Context<Self>) -> Self::Result {
+        let again = event.clone();
+        AtomicResponse::new(Box::pin(self.happen(event).map(|done, session, context| {
+            if let Err(error) = done {
+                tracing::error!(session.id = %session.rounds.id(), %error, "what has happened is tried again");
+                context.notify_later(Happened(again), RETRY_DELAY);
+            }
+        })))
+    }
+}
+
+impl Handler<RoundNews> for FederatedSession {
+    type Result = AtomicResponse<Self, ()>;
+
+    fn handle(&mut self, news: RoundNews, _: &mut Context<Self>) -> Self::Result {
+        let actors = self.actors.clone();
+        let event = async move { event_of(&actors, news).await };
+        AtomicResponse::new(Box::pin(event.into_actor(self).map(|event, _, context| {
+            context.notify(Happened(event));
+        })))
+    }
+}

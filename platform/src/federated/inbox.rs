@@ -1,0 +1,147 @@
+//! Where workers put the results of rounds, and how they are fetched from there: what counts is a copy to which no
+//! signed URL leads, so nothing can be replaced once it was checked.
+
+use std::io::Write;
+
+use futures_util::StreamExt;
+use sha2::{Digest, Sha256};
+use tempfile::TempPath;
+use trainyard_shared::ids::{FederatedSessionId, WorkerId};
+
+use crate::actors::Actors;
+use crate::error::ApiError;
+use crate::server::AppState;
+use crate::storage::{StorageError, StorageKey, StoredObject};
+
+/// A result may be so many times as large as the global adapter.
+pub const MOST_TIMES_AS_LARGE: u64 = 2;
+
+/// The key of a worker's result for a round (from 0).
+pub fn key(session: FederatedSessionId, round: u64, worker: WorkerId) -> StorageKey {
+    let text = format!("{}/{round}/{worker}.safetensors", folder(session));
+    StorageKey::parse(&text).expect("made of fixed words and numbers")
+}
+
+fn folder(session: FederatedSessionId) -> String {
+    format!("federated/{session}/inbox")
+}
+
+/// What such a key is about.
+fn read(key: &StorageKey) -> Option<(FederatedSessionId, u64, WorkerId)> {
+    let mut parts = key.as_str().split('/');
+    let is_federated = parts.next() == Some("federated");
+    let session = parts.next()?.parse().ok()?;
+    let is_inbox = parts.next() == Some("inbox");
+    let round = parts.next()?.parse().ok()?;
+    let worker = parts.next()?.strip_suffix(".safetensors")?.parse().ok()?;
+    let is_all = parts.next().is_none();
+    (is_federated && is_inbox && is_all).then_some((session, round, worker))
+}
+
+/// Leave that was given for a round does not outlive it.
+///
+/// # Errors
+/// 409 where the key is that of a result for which the round is not open.
+pub fn refuse_of_closed_round(state: &AppState, key: &StorageKey) -> Result<(), ApiError> {
+    let Some((session, round, worker)) = read(key) else {
+        return Ok(());
+    };
+    state.actors.federated.takes(session, round, worker).map(|_| ())
+}
+
+/// Why a result could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// It is not stored, or not as it was said to be.
+    #[error("{key} is not stored as announced: {reason}")]
+    NotStored {
+        /// The key.
+        key: StorageKey,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The store or the disk.
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+/// Copies a result to this machine, hashed on the way.
+///
+/// # Errors
+/// [`FetchError`].
+pub async fn fetch(
+    actors: &Actors,
+    key: &StorageKey,
+    announced: &StoredObject,
+) -> Result<TempPath, FetchError> {
+    let not_stored = |reason: String| FetchError::NotStored {
+        key: key.clone(),
+        reason,
+    };
+    let mut object = match actors.storage.open(key, None).await {
+        Err(StorageError::NotFound) => return Err(not_stored("there is no such file".to_owned())),
+        opened => opened?,
+    };
+    let (size_bytes, expected) = (object.info.size_bytes, announced.size_bytes);
+    if size_bytes != expected {
+        return Err(not_stored(format!("it has {size_bytes} bytes, not {expected}")));
+    }
+    let failed = |source| StorageError::Io {
+        operation: "copy",
+        key: key.to_string(),
+        source,
+    };
+    let mut file = actors.scratch.file().map_err(failed)?;
+    let mut digest = Sha256::new();
+    while let Some(chunk) = object.chunks.next().await {
+        let chunk = chunk.map_err(failed)?;
+        digest.update(&chunk);
+        file.write_all(&chunk).map_err(failed)?;
+    }
+    let sha256 = hex::encode(digest.finalize());
+    if sha256 != announced.sha256 {
+        return Err(not_stored(format!("its SHA-256 is {sha256}, not {}", announced.sha256)));
+    }
+    Ok(file.into_temp_path())
+}
+
+/// Removes a result that was taken or refused. What stays is removed with the session.
+pub async fn forget(actors: &Actors, key: &StorageKey) {
+    if let Err(error) = actors.storage.delete(key).await {
+        tracing::warn!(%key, %error, "a result that is not needed any more was not removed");
+    }
+}
+
+/// Removes all that workers of a session that has ended have put there.
+pub async fn empty(actors: &Actors, session: FederatedSessionId) {
+    let emptied = async {
+        for object in actors.storage.list(&StorageKey::parse(&folder(session))?).await? {
+            actors.storage.delete(&object.key).await?;
+        }
+        Ok::<_, StorageError>(())
+    };
+    if let Err(error) = emptied.await {
+        tracing::warn!(session.id = %session, %error, "what workers have stored was not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_as_it_was_made_and_no_other_is() {
+        let made = key(FederatedSessionId(9), 3, WorkerId(12));
+        assert_eq!(made.as_str(), "federated/9/inbox/3/12.safetensors");
+        assert_eq!(read(&made), Some((FederatedSessionId(9), 3, WorkerId(12))));
+        for other in [
+            "federated/9/rounds/3/updates/12.safetensors",
+            "federated/9/inbox/3/12.safetensors/x",
+            "federated/9/inbox/3/12",
+            "federated/x/inbox/3/12.safetensors",
+            "models/9/inbox/3/12.safetensors",
+        ] {
+            assert_eq!(read(&StorageKey::parse(other).unwrap()), None, "{other}");
+        }
+    }
+}

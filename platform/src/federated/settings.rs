@@ -1,0 +1,127 @@
+//! What a session of workers is made with, as it is stored beside what all sessions have.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use trainyard_shared::ids::{DatasetId, WorkerId};
+use trainyard_shared::training::{FieldProblem, LocalConfig};
+
+use super::state;
+use crate::database::{DatabaseError, from_json_text};
+use crate::rounds::store::SessionRow;
+
+/// The settings.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Settings {
+    /// One data set that is cut into shards, or one for each shard.
+    pub dataset_ids: Vec<DatasetId>,
+    /// Parts of the data.
+    pub shards: u64,
+    /// What to train with: fields of a job's config.
+    pub config: Map<String, Value>,
+    /// Optimizer steps of a round.
+    pub local_steps: u64,
+    /// Whether AdamW's moments are kept from round to round.
+    pub keep_optimizer: bool,
+    /// A round needs so many results.
+    pub min_workers: u64,
+    /// So many workers take part at most.
+    pub max_workers: u64,
+    /// A round's longest time, in seconds.
+    pub round_timeout_seconds: f64,
+    /// How many median absolute deviations beyond the median of past times a round's deadline lies.
+    pub deadline_deviations: f64,
+    /// The only workers that may take part, where some are named.
+    pub worker_ids: Option<Vec<WorkerId>>,
+    /// Seed of the first adapter.
+    pub seed: u64,
+}
+
+impl Settings {
+    /// Those of a session.
+    ///
+    /// # Errors
+    /// When what is stored cannot be read.
+    pub fn of(row: &SessionRow) -> Result<Self, DatabaseError> {
+        from_json_text(&row.settings)
+    }
+
+    /// The config as workers get it.
+    pub fn local_config(&self) -> Map<String, Value> {
+        let mut config = self.config.clone();
+        config.insert("local_steps".to_owned(), self.local_steps.into());
+        config.insert("keep_optimizer".to_owned(), self.keep_optimizer.into());
+        config
+    }
+
+    /// The same, read.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn parsed_config(&self) -> Result<LocalConfig, Vec<FieldProblem>> {
+        LocalConfig::parse(&self.local_config())
+    }
+
+    /// The data set of a shard, and which part of it that is: index and number of parts.
+    pub fn part(&self, shard: u64) -> (DatasetId, u64, u64) {
+        match self.dataset_ids.as_slice() {
+            [only] => (*only, shard, self.shards),
+            many => {
+                let index = usize::try_from(shard).unwrap_or(0) % many.len().max(1);
+                (many[index], 0, 1)
+            }
+        }
+    }
+
+    /// What decides about the workers.
+    pub fn of_state(&self) -> state::Settings {
+        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        state::Settings {
+            shards: self.shards,
+            min_workers: count(self.min_workers),
+            max_workers: count(self.max_workers),
+            round_timeout: Duration::try_from_secs_f64(self.round_timeout_seconds)
+                .unwrap_or(Duration::MAX),
+            deadline_deviations: self.deadline_deviations,
+            allowed: self
+                .worker_ids
+                .as_ref()
+                .map(|workers| workers.iter().copied().collect::<BTreeSet<_>>()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(dataset_ids: &[i64], shards: u64) -> Settings {
+        Settings {
+            dataset_ids: dataset_ids.iter().map(|id| DatasetId(*id)).collect(),
+            shards,
+            config: Map::new(),
+            local_steps: 5,
+            keep_optimizer: true,
+            min_workers: 1,
+            max_workers: 2,
+            round_timeout_seconds: 60.0,
+            deadline_deviations: 4.0,
+            worker_ids: None,
+            seed: 1,
+        }
+    }
+
+    #[test]
+    fn one_data_set_is_cut_and_several_are_shards_as_they_are() {
+        assert_eq!(settings(&[7], 4).part(3), (DatasetId(7), 3, 4));
+        assert_eq!(settings(&[7, 8], 2).part(1), (DatasetId(8), 0, 1));
+    }
+
+    #[test]
+    fn a_worker_s_config_says_how_many_steps_a_round_has() {
+        let parsed = settings(&[7], 1).parsed_config().unwrap();
+        assert_eq!((parsed.local_steps, parsed.keep_optimizer), (5, true));
+    }
+}

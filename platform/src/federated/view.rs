@@ -1,0 +1,294 @@
+//! A session and its rounds as JSON.
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use trainyard_shared::ids::{DatasetId, FederatedSessionId, WorkerId};
+use utoipa::ToSchema;
+
+use super::directory::UnderWay;
+use super::settings::Settings;
+use super::state::{Doing, Session};
+use super::store::worker;
+use crate::clock::Moment;
+use crate::database::{DatabaseError, shown_time};
+use crate::rounds::SessionStatus;
+use crate::rounds::state::Phase;
+use crate::rounds::store::{ParticipantRow, ResultRow, RoundRow, SessionRow, natural};
+
+/// A federated session.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SessionView {
+    id: i64,
+    owner_id: i64,
+    name: String,
+    status: SessionStatus,
+    /// Why it does not go on, for a person; null once it has ended.
+    waiting_because: Option<String>,
+    /// Why it has failed.
+    error: Option<String>,
+    base_model: String,
+    /// What chats and evaluations call what it has made: `federated-` and its number.
+    model: String,
+    #[schema(value_type = Vec<i64>)]
+    dataset_ids: Vec<DatasetId>,
+    shards: u64,
+    #[schema(value_type = Object)]
+    config: Map<String, Value>,
+    /// How many there are in all.
+    rounds: u64,
+    /// The round that is open, from 1; the last one once it has finished.
+    round: u64,
+    /// Results of that round that count.
+    updates: u64,
+    /// Results that close it before its time; null while it is not open.
+    needed: Option<u64>,
+    /// When it closes with `min_workers` results; null while there are not enough workers.
+    deadline: Option<DateTime<Utc>>,
+    local_steps: u64,
+    keep_optimizer: bool,
+    min_workers: u64,
+    max_workers: u64,
+    round_timeout_seconds: f64,
+    deadline_deviations: f64,
+    #[schema(value_type = Option<Vec<i64>>)]
+    worker_ids: Option<Vec<WorkerId>>,
+    aggregation: String,
+    outer_lr: f64,
+    outer_momentum: f64,
+    max_delta_norm: Option<f64>,
+    seed: u64,
+    /// The workers that take part, or did; only where one session is asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workers: Option<Vec<WorkerView>>,
+    created_at: DateTime<Utc>,
+    ended_at: Option<DateTime<Utc>>,
+}
+
+/// A worker that takes part in a session, or did.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct WorkerView {
+    #[schema(value_type = i64)]
+    worker_id: WorkerId,
+    shard: u64,
+    /// `waiting` for the next round, `training`, `delivered`, `failed`; `gone` when it does not take part now.
+    status: &'static str,
+    /// Why it failed last.
+    error: Option<String>,
+    /// Results that counted.
+    accepted: u64,
+    /// Results that were not valid.
+    refused: u64,
+    /// Results that were left out when merging.
+    eliminated: u64,
+    /// Results that came too late.
+    late: u64,
+}
+
+/// A round of a session.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RoundView {
+    /// From 1.
+    round: u64,
+    /// `open`, `merging` or `closed`.
+    status: &'static str,
+    /// SHA-256 of the adapter with which it began.
+    weights_sha256: String,
+    /// Mean of the results' losses, in nats, weighted by their examples.
+    loss: Option<f64>,
+    /// Results that were merged; null until it is closed.
+    merged: Option<u64>,
+    /// L2 norm of the step that was taken.
+    update_norm: Option<f64>,
+    results: Vec<ResultView>,
+    opened_at: DateTime<Utc>,
+    closed_at: Option<DateTime<Utc>>,
+}
+
+/// A worker's result for a round.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ResultView {
+    #[schema(value_type = i64)]
+    worker_id: Option<WorkerId>,
+    /// Examples that it was trained on.
+    num_examples: u64,
+    /// Mean loss, in nats.
+    loss: Option<f64>,
+    /// L2 norm of its difference from the round's weights.
+    delta_norm: f64,
+    sha256: String,
+    /// Why it was left out.
+    eliminated_because: Option<String>,
+    at: DateTime<Utc>,
+}
+
+/// Where a session under way stands, read at one moment.
+pub struct Standing {
+    round: u64,
+    updates: u64,
+    needed: Option<u64>,
+    deadline: Option<DateTime<Utc>>,
+    waiting_because: Option<String>,
+    workers: Session,
+}
+
+impl Standing {
+    /// That of a session under way.
+    pub fn of(under_way: &UnderWay, now: Moment) -> Self {
+        let workers = under_way.workers.get();
+        let live = under_way.rounds.live();
+        Self {
+            round: live.rounds.round(),
+            updates: live.rounds.results().len() as u64,
+            needed: workers.expected().map(|count| count as u64),
+            deadline: workers
+                .deadline()
+                .map(|deadline| Utc::now() + deadline.since(now)),
+            waiting_because: match live.rounds.phase() {
+                Phase::Open => workers.waiting_because(),
+                _ => live.waits_because().or_else(|| workers.waiting_because()),
+            },
+            workers,
+        }
+    }
+}
+
+impl SessionView {
+    /// A session; `standing` where it is under way.
+    ///
+    /// # Errors
+    /// When what is stored cannot be read.
+    pub fn of(row: SessionRow, standing: Option<&Standing>) -> Result<Self, DatabaseError> {
+        let settings = Settings::of(&row)?;
+        let status = row.status()?;
+        let total = natural(row.total_rounds);
+        let round = standing.map_or(natural(row.round), |standing| standing.round);
+        let preparing = (status == SessionStatus::Preparing)
+            .then(|| "its first adapter is being made".to_owned());
+        Ok(Self {
+            id: row.id,
+            owner_id: row.owner_id,
+            name: row.name,
+            status,
+            waiting_because: standing
+                .and_then(|standing| standing.waiting_because.clone())
+                .or(preparing),
+            error: row.error,
+            base_model: row.base_model,
+            model: model_name(FederatedSessionId(row.id)),
+            dataset_ids: settings.dataset_ids,
+            shards: settings.shards,
+            config: settings.config,
+            rounds: total,
+            round: (round + 1).min(total),
+            updates: standing.map_or(0, |standing| standing.updates),
+            needed: standing.and_then(|standing| standing.needed),
+            deadline: standing.and_then(|standing| standing.deadline),
+            local_steps: settings.local_steps,
+            keep_optimizer: settings.keep_optimizer,
+            min_workers: settings.min_workers,
+            max_workers: settings.max_workers,
+            round_timeout_seconds: settings.round_timeout_seconds,
+            deadline_deviations: settings.deadline_deviations,
+            worker_ids: settings.worker_ids,
+            aggregation: row.aggregation,
+            outer_lr: row.outer_lr,
+            outer_momentum: row.outer_momentum,
+            max_delta_norm: row.max_delta_norm,
+            seed: settings.seed,
+            workers: None,
+            created_at: shown_time(row.created_at),
+            ended_at: row.ended_at.map(shown_time),
+        })
+    }
+
+    /// The same with its workers.
+    pub fn with_workers(self, rows: Vec<ParticipantRow>, standing: Option<&Standing>) -> Self {
+        let workers = rows
+            .into_iter()
+            .filter_map(|row| WorkerView::of(&row, standing));
+        let by_id: BTreeMap<_, _> = workers.map(|view| (view.worker_id, view)).collect();
+        Self {
+            workers: Some(by_id.into_values().collect()),
+            ..self
+        }
+    }
+}
+
+/// The name of what a session makes.
+pub fn model_name(id: FederatedSessionId) -> String {
+    format!("federated-{id}")
+}
+
+impl WorkerView {
+    fn of(row: &ParticipantRow, standing: Option<&Standing>) -> Option<Self> {
+        let worker_id = worker(&row.name)?;
+        let member = standing.and_then(|standing| standing.workers.members().get(&worker_id));
+        let (status, error) = match member.map(|member| &member.doing) {
+            None => ("gone", None),
+            Some(Doing::Waits) => ("waiting", None),
+            Some(Doing::Trains { .. }) => ("training", None),
+            Some(Doing::Delivered) => ("delivered", None),
+            Some(Doing::Failed { error, .. }) => ("failed", Some(error.clone())),
+        };
+        Some(Self {
+            worker_id,
+            shard: natural(row.shard),
+            status,
+            error,
+            accepted: natural(row.accepted),
+            refused: natural(row.refused),
+            eliminated: natural(row.eliminated),
+            late: natural(row.late),
+        })
+    }
+}
+
+impl RoundView {
+    /// A round with its results.
+    pub fn of(row: RoundRow, results: Vec<ResultRow>, is_merging: bool) -> Self {
+        let status = match (row.closed_at, is_merging) {
+            (Some(_), _) => "closed",
+            (None, true) => "merging",
+            (None, false) => "open",
+        };
+        Self {
+            round: natural(row.round) + 1,
+            status,
+            weights_sha256: row.weights_sha256,
+            loss: mean_loss(&results),
+            merged: row.merged.map(natural),
+            update_norm: row.update_norm,
+            results: results.into_iter().map(ResultView::of).collect(),
+            opened_at: shown_time(row.opened_at),
+            closed_at: row.closed_at.map(shown_time),
+        }
+    }
+}
+
+/// Mean of the losses that are known, weighted by examples.
+fn mean_loss(results: &[ResultRow]) -> Option<f64> {
+    let known = results
+        .iter()
+        .filter_map(|row| Some((row.loss?, natural(row.weight).max(1) as f64)));
+    let (sum, weight) = known.fold((0.0, 0.0), |(sum, total), (loss, weight)| {
+        (sum + loss * weight, total + weight)
+    });
+    (weight > 0.0).then_some(sum / weight)
+}
+
+impl ResultView {
+    fn of(row: ResultRow) -> Self {
+        Self {
+            worker_id: worker(&row.participant),
+            num_examples: natural(row.weight),
+            loss: row.loss,
+            delta_norm: row.delta_norm,
+            sha256: row.sha256,
+            eliminated_because: row.eliminated_because,
+            at: shown_time(row.accepted_at),
+        }
+    }
+}
