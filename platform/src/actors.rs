@@ -3,7 +3,8 @@
 //! All but the sessions run on one thread of their own; the sessions run on the threads of the HTTP server.
 //! Who waits for whom: sessions wait for jobs and the supervisor; the dispatcher waits for the supervisor and
 //! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests and
-//! evaluations wait for the supervisor, the dashboards and the router. The supervisor, the dashboards, the metrics writer and the
+//! evaluations wait for the supervisor, the dashboards and the router; federated sessions wait for their rounds, the
+//! supervisor and the dashboards, and rounds for the dashboards. The supervisor, the dashboards, the metrics writer and the
 //! router wait for nobody, so no circle can close.
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use crate::coordinator::{self, UploadSlots, directory::Directory};
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
 use crate::evaluations::directory::EvaluationDirectory;
+use crate::federated::{self, directory::FederatedDirectory};
 use crate::inference::directory::InferenceDirectory;
 use crate::inference::router::InferenceRouter;
 use crate::jobs::directory::JobDirectory;
@@ -71,6 +73,8 @@ pub struct Inner {
     pub coordinators: Directory,
     /// Their uploads that are on their way.
     pub upload_slots: UploadSlots,
+    /// The federated sessions of workers.
+    pub federated: FederatedDirectory,
 }
 
 impl std::ops::Deref for Actors {
@@ -132,6 +136,7 @@ impl Actors {
                     base_models,
                     coordinators: Directory::default(),
                     upload_slots: UploadSlots::default(),
+                    federated: FederatedDirectory::default(),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));
@@ -163,10 +168,11 @@ impl Actors {
         let evaluated = evaluations
             .iter()
             .filter_map(|row| Some((WorkerId(row.worker_id?), Occupation::Evaluation(row.id()))));
+        let sessions = federated::occupied(self).await?;
         let known = supervisor::TakeUp {
             workers,
             held: held.iter().map(|(job, worker)| (*worker, *job)).collect(),
-            occupied: evaluated.collect(),
+            occupied: evaluated.chain(sessions).collect(),
         };
         self.supervisor
             .send(known)
@@ -178,7 +184,8 @@ impl Actors {
         for row in evaluations {
             self.evaluations.start(self, row);
         }
-        coordinator::take_up(self).await
+        coordinator::take_up(self).await?;
+        federated::take_up(self).await
     }
 }
 

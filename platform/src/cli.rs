@@ -14,6 +14,7 @@ mod datasets;
 mod demo;
 mod error;
 mod evaluate;
+mod federated;
 mod jobs;
 mod keys;
 mod login;
@@ -92,6 +93,9 @@ enum Command {
     /// Sessions in which volunteers train over Coordinator protocol v1.
     #[command(subcommand)]
     Coordinators(coordinators::Command),
+    /// Training in rounds on several workers.
+    #[command(subcommand)]
+    Federated(federated::Command),
     /// Talk with a model, one that was trained here or a base model.
     Chat(chat::Options),
     /// Have a model measured on a data set.
@@ -154,6 +158,9 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         }
         Command::Coordinators(command) => {
             block_on(async { coordinators::run(command, &platform(common)?, output).await })
+        }
+        Command::Federated(command) => {
+            block_on(async { federated::run(command, &platform(common)?, output).await })
         }
         Command::Jobs(command) => {
             block_on(async { jobs::run(command, &platform(common)?, output).await })

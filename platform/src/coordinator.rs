@@ -18,7 +18,7 @@ pub mod routes;
 mod settings;
 mod slots;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod view;
 
 pub use http::{is_ours, method_not_allowed, no_such_path, routes as protocol_routes};

@@ -15,4 +15,5 @@ pub mod store;
 mod tests;
 mod view;
 
-pub use inbox::refuse_of_closed_round;
+pub use inbox::{refuse_of_closed_round, result_key};
+pub use making::{occupied, take_up};

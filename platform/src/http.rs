@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, coordinator, dashboards, datasets, enrollment_keys, evaluations, health,
-    inference, jobs, models, openai, openapi, storage, users, workers,
+    artifacts, auth, coordinator, dashboards, datasets, enrollment_keys, evaluations, federated,
+    health, inference, jobs, models, openai, openapi, storage, users, workers,
 };
 
 pub use access_log::access_log;
@@ -109,6 +109,20 @@ fn platform_routes() -> Vec<Route> {
         post("/api/evaluations", evaluations::routes::create),
         get("/api/evaluations/{id}", evaluations::routes::get),
         delete("/api/evaluations/{id}", evaluations::routes::cancel),
+        // Federated sessions
+        get("/api/federated", federated::routes::list),
+        post("/api/federated", federated::routes::create),
+        get("/api/federated/{id}", federated::routes::get),
+        post("/api/federated/{id}/stop", federated::routes::stop),
+        get("/api/federated/{id}/rounds", federated::routes::rounds),
+        get(
+            "/api/federated/{id}/artifacts",
+            federated::routes::artifacts,
+        ),
+        get(
+            "/api/federated/{id}/artifacts/{path:.*}",
+            federated::routes::artifact,
+        ),
         // Volunteer sessions
         get("/api/coordinators", coordinator::routes::list),
         post("/api/coordinators", coordinator::routes::create),

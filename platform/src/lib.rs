@@ -13,6 +13,7 @@ pub mod datasets;
 pub mod enrollment_keys;
 pub mod error;
 pub mod evaluations;
+pub mod federated;
 mod health;
 pub mod http;
 pub mod inference;

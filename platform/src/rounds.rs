@@ -5,7 +5,7 @@ pub mod actor;
 pub mod beginning;
 pub mod keys;
 mod merging;
-mod news;
+pub mod news;
 pub mod participants;
 mod publish;
 pub mod scratch;

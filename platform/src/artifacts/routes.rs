@@ -4,7 +4,7 @@
 use actix_web::web;
 use serde::{Deserialize, Serialize};
 use trainyard_shared::Secret;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use utoipa::{IntoParams, ToSchema};
 
 use super::{ArtifactError, URL_LIFETIME, job_folders, job_of_key, key_of_job};
@@ -14,15 +14,19 @@ use crate::error::{ApiError, FieldProblem};
 use crate::http::{StrictJson, StrictQuery};
 use crate::server::AppState;
 use crate::storage::{StorageError, StorageKey, UploadTarget, UploadTerms};
-use crate::{datasets, evaluations, jobs};
+use crate::{datasets, evaluations, federated, jobs};
 
 /// A file that a worker wants to store.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UploadRequest {
-    #[schema(value_type = i64)]
-    job_id: JobId,
-    /// Storage key within one of the job's folders.
+    /// The job that the file belongs to; this or `session_id`.
+    #[schema(value_type = Option<i64>)]
+    job_id: Option<JobId>,
+    /// The federated session that it belongs to.
+    #[schema(value_type = Option<i64>)]
+    session_id: Option<FederatedSessionId>,
+    /// Storage key within one of the job's folders, or the one that the round's order names.
     key: String,
     /// Size in bytes.
     size: u64,
@@ -30,11 +34,13 @@ pub struct UploadRequest {
     sha256: String,
 }
 
-/// Gives leave to store one file of a job that the worker has, or had when it ended.
+/// Gives leave to store one file of a job that the worker has, or had when it ended, or its result for the open round
+/// of a federated session.
 #[utoipa::path(post, path = "/api/worker/uploads", tag = "for workers", request_body = UploadRequest, responses(
     (status = 200, body = UploadTarget, description = "where to PUT the file"),
-    (status = 400, description = "not a key of this job"),
-    (status = 404, description = "the worker has no such job"),
+    (status = 400, description = "not a key of this job or session"),
+    (status = 404, description = "the worker has no such job, or takes no part in the session"),
+    (status = 409, description = "the round takes no result of this worker (any more)"),
     (status = 413, description = "larger than MAX_UPLOAD_BYTES"),
 ))]
 pub async fn grant_upload(
@@ -57,8 +63,24 @@ pub async fn grant_upload(
     if body.size > limit_bytes {
         return Err(StorageError::TooLarge { limit_bytes }.into());
     }
-    let key = key_of_job(body.job_id, &body.key)?;
-    job_of_worker(&state, body.job_id, worker.id).await?;
+    let key = match (body.job_id, body.session_id) {
+        (Some(job), None) => {
+            let key = key_of_job(job, &body.key)?;
+            job_of_worker(&state, job, worker.id).await?;
+            key
+        }
+        (None, Some(session)) => {
+            let (key, limit_bytes) = federated::result_key(&state, session, worker.id, &body.key)?;
+            if body.size > limit_bytes {
+                return Err(StorageError::TooLarge { limit_bytes }.into());
+            }
+            key
+        }
+        _ => {
+            let message = "name a job or a federated session, one of the two";
+            return Err(ApiError::invalid_field("job_id", message));
+        }
+    };
     let terms = UploadTerms {
         size_bytes: body.size,
         sha256: body.sha256,

@@ -2,7 +2,7 @@
 
 pub mod download;
 mod progress;
-mod submit;
+pub mod submit;
 pub mod watch;
 
 use clap::{Subcommand, ValueEnum};

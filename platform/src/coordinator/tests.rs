@@ -33,13 +33,17 @@ fn models() -> TempDir {
 }
 
 /// A platform that knows the tiny model.
-async fn platform(settings: &[(&str, &str)]) -> (Platform, TempDir) {
+pub(crate) async fn platform(settings: &[(&str, &str)]) -> (Platform, TempDir) {
     let models = models();
     let platform = start_in(tempfile::tempdir().unwrap(), &models, settings).await;
     (platform, models)
 }
 
-async fn start_in(folder: TempDir, models: &TempDir, settings: &[(&str, &str)]) -> Platform {
+pub(crate) async fn start_in(
+    folder: TempDir,
+    models: &TempDir,
+    settings: &[(&str, &str)],
+) -> Platform {
     let mut all = vec![
         ("MODELS_DIR", models.path().to_str().unwrap()),
         ("HF_HUB_OFFLINE", "true"),
@@ -147,7 +151,7 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
 }
 
@@ -157,7 +161,7 @@ fn values_at(file: &[u8]) -> usize {
 }
 
 /// A file of f32 tensors with so much added to each value.
-fn shifted(file: &[u8], delta: f32) -> Vec<u8> {
+pub(crate) fn shifted(file: &[u8], delta: f32) -> Vec<u8> {
     let start = values_at(file);
     let mut out = file[..start].to_vec();
     for value in file[start..].chunks_exact(4) {
@@ -168,7 +172,7 @@ fn shifted(file: &[u8], delta: f32) -> Vec<u8> {
 }
 
 /// The values of a file of f32 tensors.
-fn values(file: &[u8]) -> Vec<f32> {
+pub(crate) fn values(file: &[u8]) -> Vec<f32> {
     let values = file[values_at(file)..].chunks_exact(4);
     values
         .map(|value| f32::from_le_bytes(value.try_into().unwrap()))

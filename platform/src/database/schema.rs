@@ -271,6 +271,7 @@ diesel::table! {
         refused -> BigInt,
         eliminated -> BigInt,
         late -> BigInt,
+        takes_part -> Bool,
         joined_at -> Timestamp,
     }
 }

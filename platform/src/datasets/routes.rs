@@ -18,7 +18,7 @@ use crate::error::{ApiError, ErrorCode, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictQuery, UploadBody};
 use crate::server::AppState;
 use crate::storage::StorageKey;
-use crate::{evaluations, jobs, rounds};
+use crate::{evaluations, federated, jobs, rounds};
 
 /// Longest name of a data set, in characters.
 const MAX_NAME_CHARACTERS: usize = 200;
@@ -268,6 +268,7 @@ pub async fn delete(
             if jobs::store::uses_dataset(connection, id)?
                 || evaluations::store::uses_dataset(connection, id)?
                 || rounds::store::uses_dataset(connection, id)?
+                || federated::store::uses_dataset(connection, id)?
             {
                 let message =
                     "a job, an evaluation or a federated session that has not ended uses this data set";

@@ -132,7 +132,6 @@ impl FederatedSession {
             actors: self.actors.clone(),
             rounds: self.rounds.clone(),
             settings: self.settings.clone(),
-            before: self.state.clone(),
             next: next.clone(),
         };
         Box::pin(
@@ -177,7 +176,6 @@ struct Carrying {
     actors: Actors,
     rounds: Arc<Session>,
     settings: Arc<Settings>,
-    before: State,
     next: State,
 }
 
@@ -193,7 +191,9 @@ impl Carrying {
                     self.rounds.apply(event).await?;
                 }
                 Effect::Deadline(deadline) => {
-                    self.rounds.apply(RoundEvent::DeadlineMoved(deadline)).await?;
+                    self.rounds
+                        .apply(RoundEvent::DeadlineMoved(deadline))
+                        .await?;
                 }
                 _ => {}
             }
@@ -252,10 +252,9 @@ impl Carrying {
 
     /// Tells dashboards why it waits, where that has changed; what became of rounds they are told by those.
     async fn show(&self) {
-        let reason = self.next.waiting_because();
-        if self.before.waiting_because() != reason || self.rounds.reason() != reason {
-            self.rounds.explain(reason);
-            rounds::news::publish(&self.actors, &self.rounds).await;
+        let is_open = self.rounds.live().rounds.phase() == Phase::Open;
+        if self.rounds.explain(self.next.waiting_because()) && is_open {
+            rounds::news::publish(&self.actors, &self.rounds, false).await;
         }
     }
 

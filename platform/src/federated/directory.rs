@@ -283,7 +283,11 @@ impl FederatedDirectory {
     ) -> Result<(), DatabaseError> {
         let (id, participant) = (found.rounds.id(), store::participant(worker));
         tracing::warn!(session.id = %id, worker.id = %worker, why, "result refused");
-        found.rounds.participants.count_refused(&participant).await?;
+        found
+            .rounds
+            .participants
+            .count_refused(&participant)
+            .await?;
         let event = Event::Failed {
             worker,
             round: Some(round),

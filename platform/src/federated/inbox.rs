@@ -46,7 +46,35 @@ pub fn refuse_of_closed_round(state: &AppState, key: &StorageKey) -> Result<(), 
     let Some((session, round, worker)) = read(key) else {
         return Ok(());
     };
-    state.actors.federated.takes(session, round, worker).map(|_| ())
+    state
+        .actors
+        .federated
+        .takes(session, round, worker)
+        .map(|_| ())
+}
+
+/// The key of a worker's result, which it names, and how large that may be.
+///
+/// # Errors
+/// 400 for a key that is not this worker's, else as [`refuse_of_closed_round`]; 404 for a session that it takes no
+/// part in.
+pub fn result_key(
+    state: &AppState,
+    session: FederatedSessionId,
+    worker: WorkerId,
+    named: &str,
+) -> Result<(StorageKey, u64), ApiError> {
+    let parsed = StorageKey::parse(named)?;
+    match read(&parsed) {
+        Some((of_session, round, of_worker)) if (of_session, of_worker) == (session, worker) => {
+            let limit_bytes = state.actors.federated.takes(session, round, worker)?;
+            Ok((parsed, limit_bytes))
+        }
+        _ => Err(ApiError::invalid_field(
+            "key",
+            "is not that of a result of this worker in the session",
+        )),
+    }
 }
 
 /// Why a result could not be fetched.
@@ -84,7 +112,9 @@ pub async fn fetch(
     };
     let (size_bytes, expected) = (object.info.size_bytes, announced.size_bytes);
     if size_bytes != expected {
-        return Err(not_stored(format!("it has {size_bytes} bytes, not {expected}")));
+        return Err(not_stored(format!(
+            "it has {size_bytes} bytes, not {expected}"
+        )));
     }
     let failed = |source| StorageError::Io {
         operation: "copy",
@@ -100,7 +130,10 @@ pub async fn fetch(
     }
     let sha256 = hex::encode(digest.finalize());
     if sha256 != announced.sha256 {
-        return Err(not_stored(format!("its SHA-256 is {sha256}, not {}", announced.sha256)));
+        return Err(not_stored(format!(
+            "its SHA-256 is {sha256}, not {}",
+            announced.sha256
+        )));
     }
     Ok(file.into_temp_path())
 }
@@ -115,7 +148,11 @@ pub async fn forget(actors: &Actors, key: &StorageKey) {
 /// Removes all that workers of a session that has ended have put there.
 pub async fn empty(actors: &Actors, session: FederatedSessionId) {
     let emptied = async {
-        for object in actors.storage.list(&StorageKey::parse(&folder(session))?).await? {
+        for object in actors
+            .storage
+            .list(&StorageKey::parse(&folder(session))?)
+            .await?
+        {
             actors.storage.delete(&object.key).await?;
         }
         Ok::<_, StorageError>(())

@@ -99,8 +99,7 @@ impl SessionRequest {
             "base_model.huggingface_id",
             "must be a model's name at the hub, as org/name",
         );
-        let (dataset_ids, shards) =
-            problems.data(self.dataset_id, self.dataset_ids, self.shards);
+        let (dataset_ids, shards) = problems.data(self.dataset_id, self.dataset_ids, self.shards);
         problems.count("rounds", self.rounds, MAX_ROUNDS);
         let worker_count = self.worker_ids.as_ref().map(|workers| workers.len() as u64);
         if let Some(workers) = &self.worker_ids {
@@ -109,13 +108,17 @@ impl SessionRequest {
         let max_workers = self.max_workers.or(worker_count).unwrap_or(shards);
         problems.count("max_workers", max_workers, MAX_SHARDS);
         let most = max_workers.min(worker_count.unwrap_or(max_workers));
-        let min_workers = self.min_workers.unwrap_or(shards.div_ceil(2).clamp(1, most.max(1)));
+        let min_workers = self
+            .min_workers
+            .unwrap_or(shards.div_ceil(2).clamp(1, most.max(1)));
         problems.unless(
             (1..=most).contains(&min_workers),
             "min_workers",
             &format!("must lie between 1 and the {most} workers that can take part"),
         );
-        let round_timeout_seconds = self.round_timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+        let round_timeout_seconds = self
+            .round_timeout_seconds
+            .unwrap_or(DEFAULT_TIMEOUT_SECONDS);
         problems.unless(
             round_timeout_seconds > 0.0 && round_timeout_seconds <= MAX_TIMEOUT_SECONDS,
             "round_timeout_seconds",
@@ -158,19 +161,23 @@ impl SessionRequest {
         };
         match settings.parsed_config() {
             Ok(config) => settings.seed = self.seed.unwrap_or(config.training.seed),
-            Err(found) => problems.0.extend(found.into_iter().map(|problem| FieldProblem {
-                field: match problem.field.as_str() {
-                    own @ ("local_steps" | "keep_optimizer") => own.to_owned(),
-                    other => format!("config.{other}"),
-                },
-                message: problem.message,
-                hint: problem.hint,
-            })),
+            Err(found) => problems
+                .0
+                .extend(found.into_iter().map(|problem| FieldProblem {
+                    field: match problem.field.as_str() {
+                        own @ ("local_steps" | "keep_optimizer") => own.to_owned(),
+                        other => format!("config.{other}"),
+                    },
+                    message: problem.message,
+                    hint: problem.hint,
+                })),
         }
         for own in ["local_steps", "keep_optimizer"] {
             if settings.config.contains_key(own) {
                 let message = "stands beside config, not in it";
-                problems.0.push(FieldProblem::new(format!("config.{own}"), message));
+                problems
+                    .0
+                    .push(FieldProblem::new(format!("config.{own}"), message));
             }
         }
         let (Some(rule), true) = (rule, problems.0.is_empty()) else {
@@ -307,7 +314,10 @@ mod tests {
         assert_eq!((settings.seed, settings.keep_optimizer), (42, true));
         assert_eq!(checked.new.rule, Rule::default());
         let named = check(json!({"worker_ids": [4], "shards": 4})).unwrap();
-        assert_eq!((named.settings.min_workers, named.settings.max_workers), (1, 1));
+        assert_eq!(
+            (named.settings.min_workers, named.settings.max_workers),
+            (1, 1)
+        );
         let several = check(json!({"dataset_id": null, "dataset_ids": [1, 2, 3]})).unwrap();
         assert_eq!(several.settings.shards, 3);
     }
@@ -319,9 +329,18 @@ mod tests {
             (json!({"local_steps": 0}), "local_steps"),
             (json!({"shards": 0}), "shards"),
             (json!({"dataset_ids": [1]}), "dataset_id"),
-            (json!({"dataset_id": null, "dataset_ids": [1, 1]}), "dataset_ids"),
-            (json!({"dataset_id": null, "dataset_ids": []}), "dataset_ids"),
-            (json!({"dataset_id": null, "dataset_ids": [1, 2], "shards": 3}), "shards"),
+            (
+                json!({"dataset_id": null, "dataset_ids": [1, 1]}),
+                "dataset_ids",
+            ),
+            (
+                json!({"dataset_id": null, "dataset_ids": []}),
+                "dataset_ids",
+            ),
+            (
+                json!({"dataset_id": null, "dataset_ids": [1, 2], "shards": 3}),
+                "shards",
+            ),
             (json!({"min_workers": 3}), "min_workers"),
             (json!({"min_workers": 2, "worker_ids": [7]}), "min_workers"),
             (json!({"worker_ids": [7, 7]}), "worker_ids"),
@@ -334,7 +353,10 @@ mod tests {
             (json!({"config": {"epochs": 3}}), "config.epochs"),
             (json!({"config": {"lora_rr": 3}}), "config.lora_rr"),
             (json!({"config": {"local_steps": 3}}), "config.local_steps"),
-            (json!({"base_model": {"huggingface_id": "a b"}}), "base_model.huggingface_id"),
+            (
+                json!({"base_model": {"huggingface_id": "a b"}}),
+                "base_model.huggingface_id",
+            ),
             (json!({"name": ""}), "name"),
         ] {
             let fields = check(more.clone()).unwrap_err();

@@ -5,9 +5,9 @@ use serde::Serialize;
 use trainyard_shared::ids::{FederatedSessionId, UserId};
 use utoipa::ToSchema;
 
+use super::making;
 use super::request::SessionRequest;
 use super::view::{RoundView, SessionView, Standing};
-use super::making;
 use crate::artifacts::redirect_to;
 use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, now};

@@ -198,15 +198,24 @@ impl Seeking {
     /// The best of the free workers: those that are known, then by their benchmark's score.
     pub fn choose(&self, free: &BTreeMap<WorkerId, Abilities>) -> Vec<WorkerId> {
         let may_join = |worker: &WorkerId| {
-            let is_allowed = self.allowed.as_ref().is_none_or(|allowed| allowed.contains(worker));
+            let is_allowed = self
+                .allowed
+                .as_ref()
+                .is_none_or(|allowed| allowed.contains(worker));
             is_allowed && !self.barred.contains(worker)
         };
         let mut chosen: Vec<_> = free
             .iter()
-            .filter(|(worker, abilities)| may_join(worker) && abilities.worker_type.takes_training())
+            .filter(|(worker, abilities)| {
+                may_join(worker) && abilities.worker_type.takes_training()
+            })
             .map(|(worker, abilities)| {
                 let score = abilities.score.filter(|score| score.is_finite());
-                (!self.known.contains(worker), score.unwrap_or(f64::NEG_INFINITY), *worker)
+                (
+                    !self.known.contains(worker),
+                    score.unwrap_or(f64::NEG_INFINITY),
+                    *worker,
+                )
             })
             .collect();
         if chosen.len() < self.needed {
@@ -310,7 +319,8 @@ impl Session {
     /// Whether a worker may take part that does not yet.
     pub fn may_join(&self, worker: WorkerId) -> bool {
         let allowed = self.settings.allowed.as_ref();
-        allowed.is_none_or(|allowed| allowed.contains(&worker)) && !self.barred.contains_key(&worker)
+        allowed.is_none_or(|allowed| allowed.contains(&worker))
+            && !self.barred.contains_key(&worker)
     }
 
     /// Whether a worker takes part, or did before.
@@ -337,10 +347,13 @@ impl Session {
 
     /// When [`Event::TimePassed`] is due.
     pub fn next_due(&self) -> Option<Moment> {
-        let retries = self.members.values().filter_map(|member| match member.doing {
-            Doing::Failed { again_at, .. } => Some(again_at),
-            _ => None,
-        });
+        let retries = self
+            .members
+            .values()
+            .filter_map(|member| match member.doing {
+                Doing::Failed { again_at, .. } => Some(again_at),
+                _ => None,
+            });
         let deadline = self.deadline.filter(|_| !self.is_overdue);
         let next = retries.chain(deadline).min();
         next.filter(|_| self.stage == Stage::Open)
@@ -367,7 +380,9 @@ impl Session {
         let (there, delivered) = (self.members.len(), self.results.len());
         let awaited = self.awaited().count();
         let mut reason = if self.can_close() && self.is_overdue {
-            format!("the round's time is over; it closes with {needed} results, and has {delivered}")
+            format!(
+                "the round's time is over; it closes with {needed} results, and has {delivered}"
+            )
         } else if self.can_close() {
             let of = delivered + awaited;
             format!("{delivered} of {of} results are there")
@@ -451,9 +466,9 @@ impl Session {
 
     /// A worker that has not delivered and is expected to.
     fn awaited(&self) -> impl Iterator<Item = (&WorkerId, &Member)> {
-        self.members
-            .iter()
-            .filter(|(_, member)| matches!(member.doing, Doing::Trains { .. } | Doing::Failed { .. }))
+        self.members.iter().filter(|(_, member)| {
+            matches!(member.doing, Doing::Trains { .. } | Doing::Failed { .. })
+        })
     }
 
     /// Whether the round can come to enough results with those that were asked.
@@ -576,12 +591,7 @@ impl Session {
         }
     }
 
-    fn opened(
-        &mut self,
-        round: u64,
-        draining: &BTreeSet<WorkerId>,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn opened(&mut self, round: u64, draining: &BTreeSet<WorkerId>, effects: &mut Vec<Effect>) {
         self.wait_anew();
         self.round = round;
         self.results.clear();
@@ -605,10 +615,13 @@ impl Session {
     /// Those that come too late took at least so long: else the deadline would creep towards the fastest.
     fn closing(&mut self, now: Moment) {
         self.stage = Stage::Merging;
-        let late = self.members.values().filter_map(|member| match member.doing {
-            Doing::Trains { since, .. } => Some(now.since(since)),
-            _ => None,
-        });
+        let late = self
+            .members
+            .values()
+            .filter_map(|member| match member.doing {
+                Doing::Trains { since, .. } => Some(now.since(since)),
+                _ => None,
+            });
         for time in late.collect::<Vec<_>>() {
             self.record(time);
         }
@@ -645,7 +658,11 @@ impl Session {
         let waiting = |member: &Member| member.doing == Doing::Waits;
         let possible = self.results.len()
             + self.awaited().count()
-            + self.members.values().filter(|member| waiting(member)).count();
+            + self
+                .members
+                .values()
+                .filter(|member| waiting(member))
+                .count();
         let cannot_do_without = !self.can_close() || self.is_overdue;
         let begins = cannot_do_without && possible >= self.settings.min_workers;
         for (worker, member) in &mut self.members {

@@ -147,8 +147,8 @@ impl Standing {
                 .deadline()
                 .map(|deadline| Utc::now() + deadline.since(now)),
             waiting_because: match live.rounds.phase() {
-                Phase::Open => workers.waiting_because(),
-                _ => live.waits_because().or_else(|| workers.waiting_because()),
+                Phase::Merging => live.trouble.clone().or_else(|| workers.waiting_because()),
+                _ => workers.waiting_because(),
             },
             workers,
         }

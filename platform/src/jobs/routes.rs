@@ -55,7 +55,7 @@ pub struct JobRequest {
 #[serde(deny_unknown_fields)]
 pub struct BaseModelRequest {
     /// Its name at the hub, as `HuggingFaceTB/SmolLM2-135M-Instruct`.
-    huggingface_id: String,
+    pub huggingface_id: String,
 }
 
 /// Makes a job. It waits until a worker is free.
@@ -94,18 +94,20 @@ pub async fn create(
     Ok(HttpResponse::Created().json(JobView::of(row, None, None)?))
 }
 
+/// What is wrong with the name of a job or a session, if anything.
+pub(crate) fn problem_of_name(name: &str) -> Option<FieldProblem> {
+    let fits = (1..=MAX_NAME_CHARACTERS).contains(&name.chars().count())
+        && !name.chars().any(char::is_control);
+    let message = format!(
+        "must have 1 to {MAX_NAME_CHARACTERS} characters, none of them a control character"
+    );
+    (!fits).then(|| FieldProblem::new("name", message))
+}
+
 fn checked(request: JobRequest, owner: UserId) -> Result<NewJob, ApiError> {
     let mut problems = Vec::new();
     let name = request.name.map(|name| name.trim().to_owned());
-    if let Some(name) = &name
-        && (!(1..=MAX_NAME_CHARACTERS).contains(&name.chars().count())
-            || name.chars().any(char::is_control))
-    {
-        let message = format!(
-            "must have 1 to {MAX_NAME_CHARACTERS} characters, none of them a control character"
-        );
-        problems.push(FieldProblem::new("name", message));
-    }
+    problems.extend(name.as_deref().and_then(problem_of_name));
     let base_model = request.base_model.huggingface_id;
     if !is_hub_name(&base_model) {
         let message = "must be a model's name at the hub, as org/name";

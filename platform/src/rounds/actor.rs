@@ -226,6 +226,7 @@ fn load_live(
             sha256: round.weights_sha256,
         },
         trouble: None,
+        reason: None,
     })
 }
 

@@ -123,6 +123,24 @@ impl Participants {
             .ok_or(JoinError::Database(DatabaseError::Busy))
     }
 
+    /// The participant was written down with that shard, by whoever chose it.
+    pub fn has_joined(&self, name: &str, shard: u64) {
+        let mut inner = self.lock();
+        if inner.by_name.contains_key(name) {
+            return;
+        }
+        if let Some(load) = inner.load.get_mut(shard as usize) {
+            *load += 1;
+        }
+        let participant = Participant {
+            shard,
+            is_written: true,
+            refused: 0,
+            seen_at: None,
+        };
+        inner.by_name.insert(name.to_owned(), participant);
+    }
+
     /// Notes that the participant is there. None for one that is not written down yet; it is put among those who
     /// join.
     fn known(&self, name: &str) -> Result<Option<u64>, JoinError> {

@@ -45,12 +45,16 @@ pub struct Live {
     pub weights: StoredObject,
     /// What keeps the round from being merged, for people.
     pub trouble: Option<String>,
+    /// Why its participants do not bring it on, where somebody knows that better than the rounds themselves.
+    pub reason: Option<String>,
 }
 
 impl Live {
     /// Why the session does not go on, for people.
     pub fn waits_because(&self) -> Option<String> {
-        self.trouble.clone().or_else(|| self.rounds.waits_because())
+        let by_rounds = self.rounds.waits_because()?;
+        let better = self.trouble.clone().or_else(|| self.reason.clone());
+        Some(better.unwrap_or(by_rounds))
     }
 }
 
@@ -125,6 +129,16 @@ impl Session {
         self.live
             .read()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Says why its participants do not bring it on; gives whether that is news.
+    pub fn explain(&self, reason: Option<String>) -> bool {
+        let mut is_news = false;
+        self.update(|live| {
+            is_news = live.reason != reason;
+            live.reason = reason;
+        });
+        is_news
     }
 
     /// Its actor has written down and made a change.

@@ -285,6 +285,11 @@ impl ObjectStore for LocalStore {
         self.signer.download_url(key, valid_for, SystemTime::now())
     }
 
+    fn open_upload_url(&self, key: &StorageKey, most: u64, valid_for: Duration) -> Secret {
+        self.signer
+            .open_upload_url(key, most, valid_for, SystemTime::now())
+    }
+
     fn upload_target(
         &self,
         key: &StorageKey,

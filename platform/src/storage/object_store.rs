@@ -57,6 +57,9 @@ pub trait ObjectStore: Send + Sync {
     /// A URL under which anyone who holds it can read the object for a while.
     fn download_url(&self, key: &StorageKey, valid_for: Duration) -> Secret;
 
+    /// A URL under which anyone who holds it can store the object for a while, with at most `most` bytes, by PUT.
+    fn open_upload_url(&self, key: &StorageKey, most: u64, valid_for: Duration) -> Secret;
+
     /// Where and how to send an object of exactly these bytes.
     fn upload_target(
         &self,

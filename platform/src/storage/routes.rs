@@ -6,10 +6,11 @@ use serde_json::json;
 use std::time::SystemTime;
 
 use super::object_store::Expected;
-use super::signed_url::{SignedQuery, UploadTerms};
+use super::signed_url::{PermittedUpload, SignedQuery};
 use super::{StorageError, StorageKey, serving};
 use crate::artifacts;
 use crate::error::{ApiError, ErrorCode};
+use crate::federated;
 use crate::http::UploadBody;
 use crate::server::AppState;
 
@@ -54,8 +55,8 @@ pub async fn download(
 
 /// Takes an object in. It appears once all of it has come and is what the URL says; else nothing is kept.
 #[utoipa::path(put, path = "/storage/{key}", tag = "storage", security(()),
-    params(("key" = String, Path), ("expires" = u64, Query), ("size" = u64, Query), ("sha256" = String, Query),
-        ("signature" = String, Query)),
+    params(("key" = String, Path), ("expires" = u64, Query), ("size" = Option<u64>, Query),
+        ("sha256" = Option<String>, Query), ("most" = Option<u64>, Query), ("signature" = String, Query)),
     request_body(content_type = "application/octet-stream", description = "the object"),
     responses(
         (status = 200, description = "kept"),
@@ -69,53 +70,56 @@ pub async fn upload(
     request: HttpRequest,
     mut body: UploadBody,
 ) -> Result<HttpResponse, ApiError> {
-    let stored = match permitted_upload(&state, &request) {
-        Ok((key, terms)) => match artifacts::refuse_of_deleted_job(&state, &key).await {
-            Ok(()) => store(&state, &key, &terms, &mut body).await,
-            Err(error) => Err(error),
-        },
-        Err(error) => Err(error),
-    };
+    let stored = take_in(&state, &request, &mut body).await;
     if stored.is_err() {
         body.drain().await;
     }
     stored
 }
 
-fn permitted_upload(
+async fn take_in(
     state: &AppState,
     request: &HttpRequest,
-) -> Result<(StorageKey, UploadTerms), ApiError> {
+    body: &mut UploadBody,
+) -> Result<HttpResponse, ApiError> {
     let (key, query) = signed_request(request)?;
-    let terms = state
+    let permitted = state
         .url_signer
         .permitted_upload(&key, &query, SystemTime::now());
-    Ok((key, terms.ok_or_else(not_permitted)?))
+    let expected = match permitted.ok_or_else(not_permitted)? {
+        PermittedUpload::Exactly(terms) => Expected::exactly(&terms),
+        PermittedUpload::AtMost(most) => Expected::at_most(most),
+    };
+    artifacts::refuse_of_deleted_job(state, &key).await?;
+    federated::refuse_of_closed_round(state, &key)?;
+    store(state, &key, expected, body).await
+}
+
+/// What the announced length tells already.
+fn check_announced(found_bytes: u64, expected: &Expected) -> Result<(), StorageError> {
+    let limit_bytes = expected.size_bytes.unwrap_or(expected.max_bytes);
+    if found_bytes > limit_bytes {
+        return Err(StorageError::TooLarge { limit_bytes });
+    }
+    match expected.size_bytes {
+        Some(expected_bytes) if found_bytes != expected_bytes => Err(StorageError::WrongSize {
+            expected_bytes,
+            found_bytes,
+        }),
+        _ => Ok(()),
+    }
 }
 
 async fn store(
     state: &AppState,
     key: &StorageKey,
-    terms: &UploadTerms,
+    expected: Expected,
     body: &mut UploadBody,
 ) -> Result<HttpResponse, ApiError> {
-    if let Some(found_bytes) = body
-        .announced_bytes()
-        .filter(|size| *size != terms.size_bytes)
-    {
-        let expected_bytes = terms.size_bytes;
-        return Err(match found_bytes > expected_bytes {
-            true => StorageError::TooLarge {
-                limit_bytes: expected_bytes,
-            },
-            false => StorageError::WrongSize {
-                expected_bytes,
-                found_bytes,
-            },
-        }
-        .into());
+    if let Some(found_bytes) = body.announced_bytes() {
+        check_announced(found_bytes, &expected)?;
     }
-    let mut writer = state.storage.create(key, Expected::exactly(terms)).await?;
+    let mut writer = state.storage.create(key, expected).await?;
     while let Some(chunk) = body.next_chunk().await? {
         writer.write(chunk).await?;
     }

@@ -41,6 +41,17 @@ pub struct SignedQuery {
     size: Option<u64>,
     #[serde(default)]
     sha256: Option<String>,
+    #[serde(default)]
+    most: Option<u64>,
+}
+
+/// What a URL permits to be uploaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PermittedUpload {
+    /// Exactly these bytes.
+    Exactly(UploadTerms),
+    /// Any file of at most so many bytes.
+    AtMost(u64),
 }
 
 /// Makes and checks signed URLs of the platform's own storage.
@@ -98,6 +109,26 @@ impl UrlSigner {
         }
     }
 
+    /// A URL for writing any version of an object that has at most `most` bytes.
+    pub fn open_upload_url(
+        &self,
+        key: &StorageKey,
+        most: u64,
+        valid_for: Duration,
+        now: SystemTime,
+    ) -> Secret {
+        let expires = unix_seconds(now + valid_for);
+        let mut url = self.object_url(key);
+        url.query_pairs_mut()
+            .append_pair("expires", &expires.to_string())
+            .append_pair("most", &most.to_string())
+            .append_pair(
+                "signature",
+                &hex::encode(self.sign(&Grant::UploadAtMost(most), key, expires)),
+            );
+        Secret::from(String::from(url))
+    }
+
     /// Whether the query permits reading `key` now.
     pub fn permits_download(&self, key: &StorageKey, query: &SignedQuery, now: SystemTime) -> bool {
         self.is_valid(&Grant::Download, key, query, now)
@@ -109,13 +140,18 @@ impl UrlSigner {
         key: &StorageKey,
         query: &SignedQuery,
         now: SystemTime,
-    ) -> Option<UploadTerms> {
+    ) -> Option<PermittedUpload> {
+        if let Some(most) = query.most {
+            return self
+                .is_valid(&Grant::UploadAtMost(most), key, query, now)
+                .then_some(PermittedUpload::AtMost(most));
+        }
         let terms = UploadTerms {
             size_bytes: query.size?,
             sha256: query.sha256.clone()?,
         };
         self.is_valid(&Grant::Upload(&terms), key, query, now)
-            .then_some(terms)
+            .then_some(PermittedUpload::Exactly(terms))
     }
 
     fn is_valid(
@@ -151,6 +187,9 @@ impl UrlSigner {
                 mac.update(format!("PUT\n{key}\n{expires}\n{size_bytes}\n").as_bytes());
                 mac.update(sha256.as_bytes());
             }
+            Grant::UploadAtMost(most) => {
+                mac.update(format!("PUT\n{key}\n{expires}\nat most {most}").as_bytes());
+            }
         }
         mac
     }
@@ -165,6 +204,7 @@ impl UrlSigner {
 enum Grant<'a> {
     Download,
     Upload(&'a UploadTerms),
+    UploadAtMost(u64),
 }
 
 fn unix_seconds(time: SystemTime) -> u64 {
@@ -198,6 +238,7 @@ mod tests {
             signature: pairs["signature"].clone(),
             size: pairs.get("size").map(|size| size.parse().unwrap()),
             sha256: pairs.get("sha256").cloned(),
+            most: pairs.get("most").map(|most| most.parse().unwrap()),
         }
     }
 
@@ -249,7 +290,10 @@ mod tests {
         let target = signer.upload_target(&key("a"), &terms, HOUR, now);
         assert_eq!(target.expires_in, 3600);
         let query = query_of(target.url.expose());
-        assert_eq!(signer.permitted_upload(&key("a"), &query, now), Some(terms));
+        assert_eq!(
+            signer.permitted_upload(&key("a"), &query, now),
+            Some(PermittedUpload::Exactly(terms))
+        );
         assert!(!signer.permits_download(&key("a"), &query, now));
         let larger = SignedQuery {
             size: Some(6),
@@ -261,5 +305,24 @@ mod tests {
             ..query
         };
         assert!(signer.permitted_upload(&key("a"), &other, now).is_none());
+    }
+
+    #[test]
+    fn an_open_upload_url_is_bound_to_its_key_and_its_limit() {
+        let (signer, now) = (signer(), SystemTime::now());
+        let url = signer.open_upload_url(&key("a"), 500, HOUR, now);
+        let query = query_of(url.expose());
+        let permitted = signer.permitted_upload(&key("a"), &query, now);
+        assert_eq!(permitted, Some(PermittedUpload::AtMost(500)));
+        assert!(signer.permitted_upload(&key("b"), &query, now).is_none());
+        assert!(
+            signer
+                .permitted_upload(&key("a"), &query, now + HOUR)
+                .is_none()
+        );
+        assert!(!signer.permits_download(&key("a"), &query, now));
+        let most = Some(501);
+        let larger = SignedQuery { most, ..query };
+        assert!(signer.permitted_upload(&key("a"), &larger, now).is_none());
     }
 }

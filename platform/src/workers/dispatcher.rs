@@ -19,6 +19,7 @@ use super::supervisor::{Claim, GetFree, Occupy, Unclaim, Vacate};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
 use crate::evaluations;
+use crate::federated::state as federated;
 use crate::jobs::actor::GetState;
 use crate::jobs::event::{Answer, Event};
 use crate::jobs::store;
@@ -79,6 +80,7 @@ async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
         return Ok(());
     }
     dispatch_evaluations(&actors, &mut free).await?;
+    dispatch_sessions(&actors, &mut free).await;
     let (waiting, shares) = actors.database.read(store::queue).await?;
     for (job, worker) in place(&waiting, &free, &shares) {
         if !matches!(
@@ -133,6 +135,32 @@ async fn dispatch_evaluations(
         }
     }
     Ok(())
+}
+
+/// Federated sessions take the workers that they lack, the oldest first. All that are free at the time are given
+/// together, so that they begin with the same round.
+async fn dispatch_sessions(actors: &Actors, free: &mut BTreeMap<WorkerId, Abilities>) {
+    for (session, seeking) in actors.federated.seeking() {
+        let with = Occupation::Session(session);
+        let mut given = Vec::new();
+        for worker in seeking.choose(free) {
+            free.remove(&worker);
+            let claimed = actors.supervisor.send(Occupy { worker, with }).await;
+            if matches!(claimed, Ok(true)) {
+                given.push(worker);
+            }
+        }
+        if given.is_empty() {
+            continue;
+        }
+        tracing::info!(session.id = %session, workers = ?given, "workers are given to a federated session");
+        let event = federated::Event::WorkersGiven(given.clone());
+        if !actors.federated.apply(session, event).await {
+            for worker in given {
+                vacate(actors, worker, with).await;
+            }
+        }
+    }
 }
 
 /// The claim came to nothing: what occupies the worker was not sent to it.

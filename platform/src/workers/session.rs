@@ -9,6 +9,7 @@
 //! 4. A newer connection of the same worker takes over: from that moment nothing that this one says counts.
 
 mod evaluations;
+mod federated;
 mod inference;
 
 use std::borrow::Cow;
@@ -45,6 +46,7 @@ use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
 use crate::sockets::rate::OF_WORKER;
 use evaluations::EvaluationMessage;
+use federated::FederatedMessage;
 use inference::InferenceMessage;
 
 /// Messages that may wait.
@@ -296,6 +298,10 @@ impl WorkerSession {
         };
         let message = match EvaluationMessage::from_wire(message) {
             Ok(message) => return self.take_evaluation_message(lease, message, context),
+            Err(other) => *other,
+        };
+        let message = match FederatedMessage::from_wire(message) {
+            Ok(message) => return self.take_federated_message(lease, message, context),
             Err(other) => *other,
         };
         let message_id = message.message_id();

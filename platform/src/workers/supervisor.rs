@@ -39,6 +39,7 @@ use crate::actors::Actors;
 use crate::clock::Moment;
 use crate::dashboards::hub::PublishWorker;
 use crate::evaluations::state as evaluations;
+use crate::federated::state as federated;
 use crate::inference::router;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Event;
@@ -272,16 +273,33 @@ impl Supervisor {
             tracing::warn!(worker.id = %worker, ?occupation, "worker is lost with its work");
         }
         let actors = self.actors.clone();
-        // Sessions are told once there are any.
-        let Occupation::Evaluation(evaluation) = occupation else {
-            return;
-        };
-        let event = match news {
-            WorkerNews::Registered | WorkerNews::Disconnected => return,
-            WorkerNews::Holds { holds, .. } => evaluations::Event::WorkerHolds { worker, holds },
-            WorkerNews::Lost => evaluations::Event::WorkerLost(worker),
-        };
-        actix::spawn(async move { actors.evaluations.tell(evaluation, event).await });
+        match occupation {
+            Occupation::Evaluation(evaluation) => {
+                let event = match news {
+                    WorkerNews::Registered | WorkerNews::Disconnected => return,
+                    WorkerNews::Holds { holds, .. } => {
+                        evaluations::Event::WorkerHolds { worker, holds }
+                    }
+                    WorkerNews::Lost => evaluations::Event::WorkerLost(worker),
+                };
+                actix::spawn(async move { actors.evaluations.tell(evaluation, event).await });
+            }
+            Occupation::Session(session) => {
+                let event = match news {
+                    WorkerNews::Registered => federated::Event::WorkerRegistered(worker),
+                    // It has its time to come back.
+                    WorkerNews::Disconnected => return,
+                    WorkerNews::Holds { holds, .. } => {
+                        federated::Event::WorkerHolds { worker, holds }
+                    }
+                    WorkerNews::Lost => federated::Event::WorkerLost(worker),
+                };
+                actix::spawn(async move {
+                    // One that has just ended has released its workers.
+                    actors.federated.apply(session, event).await;
+                });
+            }
+        }
     }
 
     /// A full mailbox means that the dispatcher is about to look anyway.

@@ -1,5 +1,5 @@
-//! `trainyard jobs download` and `trainyard coordinators download`: fetch what was made, each file checked by its
-//! length and digest.
+//! `trainyard jobs download` and its like for sessions: fetch what was made, each file checked by its length and
+//! digest.
 
 use clap::Args;
 use futures_util::StreamExt;

@@ -87,7 +87,11 @@ fn request(options: &Options) -> Result<Value, CliError> {
     Ok(body)
 }
 
-fn read_config(path: &Path) -> Result<Map<String, Value>, CliError> {
+/// The fields of a training config in a TOML or JSON file.
+///
+/// # Errors
+/// A file that cannot be read, or holds something else.
+pub fn read_config(path: &Path) -> Result<Map<String, Value>, CliError> {
     let name = path.display();
     let text =
         std::fs::read_to_string(path).map_err(|source| CliError::io(name.to_string(), source))?;
@@ -111,7 +115,10 @@ fn read_config(path: &Path) -> Result<Map<String, Value>, CliError> {
 }
 
 /// Reads `FIELD=VALUE`. What is no JSON value is text, so that `lr_scheduler_type=cosine` needs no quotes.
-fn field(text: &str) -> Result<(String, Value), String> {
+///
+/// # Errors
+/// Text without a name and a `=`.
+pub fn field(text: &str) -> Result<(String, Value), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => {
             let value = trainyard_shared::json::parse(value).unwrap_or_else(|_| Value::from(value));

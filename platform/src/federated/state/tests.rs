@@ -102,7 +102,10 @@ fn a_round_begins_once_enough_workers_take_part_and_says_what_it_waits_for() {
     let effects = session.apply(Event::WorkersGiven(vec![B]), at(2));
     assert_eq!(orders(&effects), [(A, Order::Start), (B, Order::Start)]);
     assert_eq!(deadline(&effects), Some(Some(at(602))));
-    assert_eq!(session.waiting_because().unwrap(), "0 of 2 results are there");
+    assert_eq!(
+        session.waiting_because().unwrap(),
+        "0 of 2 results are there"
+    );
 }
 
 #[test]
@@ -227,7 +230,10 @@ fn a_worker_that_fails_is_asked_again_and_has_to_leave_in_the_end() {
     }
     assert!(!session.may_join(A));
     let reason = session.waiting_because().unwrap();
-    assert!(reason.contains("worker 1 failed too often: no model"), "{reason}");
+    assert!(
+        reason.contains("worker 1 failed too often: no model"),
+        "{reason}"
+    );
     let effects = session.apply(Event::WorkersGiven(vec![A]), at(now + 2));
     assert_eq!(effects, [Effect::Show, Effect::Release(A)]);
 }
@@ -272,7 +278,11 @@ fn when_it_ends_every_worker_is_told_and_free() {
     let mut session = two_of_three();
     let effects = session.apply(Event::Ended, at(2));
     for worker in [A, B] {
-        for effect in [Effect::Leave(worker), Effect::Stop(worker), Effect::Release(worker)] {
+        for effect in [
+            Effect::Leave(worker),
+            Effect::Stop(worker),
+            Effect::Release(worker),
+        ] {
             assert!(effects.contains(&effect), "{effects:?}");
         }
     }

@@ -1,0 +1,1 @@
+ALTER TABLE federated_participants DROP COLUMN takes_part;

@@ -1,0 +1,402 @@
+//! `trainyard federated`: training in rounds on several workers.
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Map, Value, json};
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::client::Platform;
+use super::error::CliError;
+use super::jobs::download::{Maker, fetch_all};
+use super::jobs::submit::{field, read_config};
+use super::output::{Output, cell, figure, items, pairs, remark, table, time};
+
+/// Between two looks at how far a session is.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Commands on federated sessions.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Start a session; it begins once enough workers are free.
+    Start(Box<Start>),
+    /// List the sessions.
+    List,
+    /// Show one session with its workers and rounds.
+    Show {
+        /// The session's number.
+        id: u64,
+    },
+    /// Follow a session until it ends; the exit code is 0 only if it finished.
+    Watch {
+        /// The session's number.
+        id: u64,
+    },
+    /// End a session at once; what its rounds have made so far is kept.
+    Stop {
+        /// The session's number.
+        id: u64,
+    },
+    /// Fetch the adapter that a session made.
+    Download {
+        /// The session's number.
+        id: u64,
+        /// The folder to put the files in; else federated-ID.
+        #[arg(long, value_name = "FOLDER")]
+        output: Option<PathBuf>,
+    },
+}
+
+/// Options of `federated start`.
+#[derive(Args)]
+pub struct Start {
+    /// The data set's number; its rows are dealt out to the shards. Several, one for each shard, with commas.
+    #[arg(long, value_name = "ID", value_delimiter = ',', required = true)]
+    dataset: Vec<u64>,
+    /// Parts of one data set; each worker that takes part trains on one.
+    #[arg(long, value_name = "COUNT")]
+    shards: Option<u64>,
+    /// The base model's name at the Hugging Face hub, as HuggingFaceTB/SmolLM2-135M-Instruct.
+    #[arg(long, value_name = "NAME")]
+    model: String,
+    /// How many rounds.
+    #[arg(long, value_name = "COUNT")]
+    rounds: u64,
+    /// Optimizer steps of each worker in a round.
+    #[arg(long, value_name = "COUNT")]
+    local_steps: u64,
+    /// A round needs so many results.
+    #[arg(long, value_name = "COUNT")]
+    min_workers: Option<u64>,
+    /// So many workers take part at most.
+    #[arg(long, value_name = "COUNT")]
+    max_workers: Option<u64>,
+    /// A round closes after this time at the latest, if it has enough results.
+    #[arg(long, value_name = "SECONDS")]
+    round_timeout: Option<f64>,
+    /// How results are merged: nesterov, mean, weighted_mean, trimmed_mean, median, krum.
+    #[arg(long, value_name = "RULE")]
+    aggregation: Option<String>,
+    /// Only these workers may take part, with commas: the numbers that `workers list` shows.
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    workers: Vec<u64>,
+    /// Let the optimizer begin anew in every round.
+    #[arg(long)]
+    reset_optimizer: bool,
+    /// A field of the training config, as learning_rate=1e-4 or lora_r=8; wins over the file.
+    #[arg(long = "set", value_name = "FIELD=VALUE", value_parser = field)]
+    fields: Vec<(String, Value)>,
+    /// TOML or JSON file with the training config.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The session's name.
+    #[arg(long)]
+    name: Option<String>,
+    /// Follow the session until it ends; the exit code is 0 only if it finished.
+    #[arg(long)]
+    watch: bool,
+}
+
+/// Runs a command on federated sessions.
+pub async fn run(
+    command: Command,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    match command {
+        Command::Start(options) => return start(&options, platform, output).await,
+        Command::Watch { id } => return watch(id, platform, output).await,
+        Command::List => {
+            let list = platform.all(&["api", "federated"], &[]).await?;
+            output.result(&list, list_in_words)?;
+        }
+        Command::Show { id } => {
+            let text = id.to_string();
+            let mut session = platform.get(&["api", "federated", &text], &[]).await?;
+            let rounds = platform
+                .all(&["api", "federated", &text, "rounds"], &[])
+                .await?;
+            session["rounds_so_far"] = json!(items(&rounds));
+            output.result(&session, in_words)?;
+        }
+        Command::Stop { id } => {
+            let path = ["api", "federated", &id.to_string(), "stop"];
+            let session = platform.post(&path, &json!({})).await?;
+            output.result(&session, |session| {
+                format!("session {id} is {}", cell(session, "/status"))
+            })?;
+        }
+        Command::Download { id, output: folder } => {
+            let maker = Maker {
+                collection: "federated",
+                word: "federated",
+                id,
+            };
+            fetch_all(&maker, folder.as_deref(), platform, output).await?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn start(
+    options: &Start,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let session = platform
+        .post(&["api", "federated"], &request(options)?)
+        .await?;
+    output.result(&session, |session| {
+        format!(
+            "session {} is {}",
+            cell(session, "/id"),
+            cell(session, "/status")
+        )
+    })?;
+    if !options.watch {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let id = session["id"]
+        .as_u64()
+        .ok_or_else(|| CliError::UnexpectedAnswer("a session without a number".to_owned()))?;
+    watch(id, platform, output).await
+}
+
+/// The body of POST /api/federated.
+fn request(options: &Start) -> Result<Value, CliError> {
+    let mut config = match &options.config {
+        Some(path) => read_config(path)?,
+        None => Map::new(),
+    };
+    config.extend(options.fields.iter().cloned());
+    let mut body = json!({
+        "base_model": { "huggingface_id": options.model },
+        "config": config,
+        "rounds": options.rounds,
+        "local_steps": options.local_steps,
+    });
+    match options.dataset.as_slice() {
+        [one] => body["dataset_id"] = json!(one),
+        several => body["dataset_ids"] = json!(several),
+    }
+    let workers = (!options.workers.is_empty()).then(|| json!(options.workers));
+    let optional = [
+        ("shards", options.shards.map(Value::from)),
+        ("min_workers", options.min_workers.map(Value::from)),
+        ("max_workers", options.max_workers.map(Value::from)),
+        (
+            "round_timeout_seconds",
+            options.round_timeout.map(Value::from),
+        ),
+        ("aggregation", options.aggregation.clone().map(Value::from)),
+        ("worker_ids", workers),
+        (
+            "keep_optimizer",
+            options.reset_optimizer.then(|| json!(false)),
+        ),
+        ("name", options.name.clone().map(Value::from)),
+    ];
+    for (field, value) in optional {
+        if let Some(value) = value {
+            body[field] = value;
+        }
+    }
+    Ok(body)
+}
+
+/// Follows a session to its end.
+async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
+    let text = id.to_string();
+    let bar = (io::stderr().is_terminal() && !output.is_json()).then(bar);
+    let mut told = String::new();
+    let ended = loop {
+        let session = platform.get(&["api", "federated", &text], &[]).await?;
+        if !["preparing", "open"].contains(&cell(&session, "/status").as_str()) {
+            break session;
+        }
+        let stands = standing(&session);
+        match &bar {
+            Some(bar) => {
+                bar.set_length(session["rounds"].as_u64().unwrap_or(0));
+                bar.set_position(session["round"].as_u64().unwrap_or(1).saturating_sub(1));
+                bar.set_message(stands);
+            }
+            None if told != stands && !output.is_json() => {
+                remark(&stands);
+                told = stands;
+            }
+            None => {}
+        }
+        tokio::time::sleep(LOOK).await;
+    };
+    if let Some(bar) = &bar {
+        bar.finish_and_clear();
+    }
+    output.result(&ended, |session| {
+        let mut words = format!(
+            "session {id} is {} after round {} of {}",
+            cell(session, "/status"),
+            cell(session, "/round"),
+            cell(session, "/rounds")
+        );
+        if session["error"].is_string() {
+            words.push_str(&format!(": {}", cell(session, "/error")));
+        }
+        words
+    })?;
+    Ok(match ended["status"] == "finished" {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+fn standing(session: &Value) -> String {
+    let (round, rounds) = (cell(session, "/round"), cell(session, "/rounds"));
+    match session["waiting_because"].as_str() {
+        Some(_) => format!(
+            "round {round} of {rounds}: {}",
+            cell(session, "/waiting_because")
+        ),
+        None => format!("round {round} of {rounds}"),
+    }
+}
+
+fn bar() -> ProgressBar {
+    let style = ProgressStyle::with_template("{pos}/{len} rounds [{bar:20}] {wide_msg}")
+        .expect("the template is a constant that is valid");
+    ProgressBar::new(0).with_style(style)
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |session: &Value| {
+        vec![
+            cell(session, "/id"),
+            cell(session, "/name"),
+            cell(session, "/status"),
+            format!("{}/{}", cell(session, "/round"), cell(session, "/rounds")),
+            cell(session, "/updates"),
+            time(session, "/created_at"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(
+        &["ID", "NAME", "STATUS", "ROUND", "RESULTS", "CREATED"],
+        &rows,
+    )
+}
+
+fn in_words(session: &Value) -> String {
+    let all = [
+        ("id", cell(session, "/id")),
+        ("name", cell(session, "/name")),
+        ("status", cell(session, "/status")),
+        ("waits because", cell(session, "/waiting_because")),
+        ("error", cell(session, "/error")),
+        ("model", cell(session, "/model")),
+        ("base model", cell(session, "/base_model")),
+        (
+            "round",
+            format!(
+                "{} of {}",
+                cell(session, "/round"),
+                cell(session, "/rounds")
+            ),
+        ),
+        ("results", cell(session, "/updates")),
+        ("deadline", time(session, "/deadline")),
+        ("created", time(session, "/created_at")),
+        ("ended", time(session, "/ended_at")),
+    ];
+    let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
+    let mut words = pairs(&known);
+    let workers = session["workers"].as_array().into_iter().flatten();
+    let rows: Vec<_> = workers
+        .map(|worker| {
+            [
+                "/worker_id",
+                "/shard",
+                "/status",
+                "/accepted",
+                "/refused",
+                "/late",
+                "/error",
+            ]
+            .map(|pointer| cell(worker, pointer))
+            .to_vec()
+        })
+        .collect();
+    if !rows.is_empty() {
+        let headings = [
+            "WORKER", "SHARD", "STATUS", "ACCEPTED", "REFUSED", "LATE", "ERROR",
+        ];
+        words.push_str(&format!("\n\n{}", table(&headings, &rows)));
+    }
+    let rounds = session["rounds_so_far"].as_array().into_iter().flatten();
+    let rows: Vec<_> = rounds
+        .map(|round| {
+            let results = round["results"].as_array().map_or(0, Vec::len);
+            vec![
+                cell(round, "/round"),
+                cell(round, "/status"),
+                results.to_string(),
+                figure(round, "/loss"),
+                time(round, "/closed_at"),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        let headings = ["ROUND", "STATUS", "RESULTS", "LOSS", "CLOSED"];
+        words.push_str(&format!("\n\n{}", table(&headings, &rows)));
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Start,
+    }
+
+    fn body(arguments: &[&str]) -> Value {
+        let always = [
+            "x",
+            "--model",
+            "org/name",
+            "--rounds",
+            "3",
+            "--local-steps",
+            "20",
+        ];
+        let line = [&always[..], arguments].concat();
+        request(&Line::try_parse_from(line).unwrap().options).unwrap()
+    }
+
+    #[test]
+    fn flags_become_the_request() {
+        assert_eq!(
+            body(&[
+                "--dataset",
+                "7",
+                "--shards",
+                "4",
+                "--workers",
+                "1,2",
+                "--reset-optimizer",
+                "--set",
+                "lora_r=8"
+            ]),
+            json!({
+                "dataset_id": 7, "shards": 4, "base_model": {"huggingface_id": "org/name"}, "rounds": 3,
+                "local_steps": 20, "config": {"lora_r": 8}, "worker_ids": [1, 2], "keep_optimizer": false,
+            })
+        );
+        assert_eq!(body(&["--dataset", "7,8"])["dataset_ids"], json!([7, 8]));
+    }
+}

@@ -1,0 +1,196 @@
+//! Federated training with the real binaries on a tiny model: rounds, kills of both sides, late joiners, a stop.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use trainyard_tests::model::TINY_MODEL_ID;
+use trainyard_tests::{Client, Platform, TinyModel, Worker, dataset, eventually};
+
+/// A platform that knows the tiny model, an administrator, and an enrolment key for any number of workers.
+struct Yard {
+    platform: Platform,
+    models: TinyModel,
+    admin: Client,
+    key: String,
+    dataset: i64,
+}
+
+impl Yard {
+    async fn new(heartbeat_timeout: &str) -> Self {
+        let models = TinyModel::create();
+        let folder = models.models_dir().display().to_string();
+        let platform = Platform::start_with(&[
+            ("MODELS_DIR", folder.as_str()),
+            ("HF_HUB_OFFLINE", "true"),
+            ("WORKER_HEARTBEAT_TIMEOUT", heartbeat_timeout),
+            ("WORKER_CHECK_INTERVAL", "0.3"),
+            ("WORKER_PING_GRACE", "1"),
+        ])
+        .await;
+        let admin = platform.admin().await;
+        let key = admin.enrollment_key(json!({})).await;
+        let dataset = admin.dataset("chats", &dataset::chats(40)).await;
+        Self {
+            platform,
+            models,
+            admin,
+            key,
+            dataset,
+        }
+    }
+
+    fn worker_at(&self, state: &Path) -> Worker {
+        Worker::start_at(state, &self.platform, &self.models, &self.key)
+    }
+
+    fn worker(&self) -> Worker {
+        Worker::start(&self.platform, &self.models, &self.key)
+    }
+
+    async fn session(&self, more: Value) -> i64 {
+        let mut body = json!({
+            "dataset_id": self.dataset, "shards": 2, "base_model": {"huggingface_id": TINY_MODEL_ID},
+            "config": {
+                "batch_size": 4, "learning_rate": 0.01, "max_length": 128, "lora_r": 8, "packing": false,
+                "lr_scheduler_type": "constant"
+            },
+            "rounds": 3, "local_steps": 20, "min_workers": 2, "round_timeout_seconds": 60,
+            "outer_momentum": 0,
+        });
+        let fields = more.as_object().expect("an object").clone();
+        body.as_object_mut().expect("an object").extend(fields);
+        let made = self.admin.post("/api/federated", body).await.ok();
+        made["id"].as_i64().expect("a session has a number")
+    }
+
+    /// Waits until a session is as wanted.
+    async fn shown(&self, id: i64, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let path = format!("/api/federated/{id}");
+        eventually(what, async || {
+            let shown = self.admin.get(&path).await.ok();
+            assert!(shown["status"] != "failed", "{shown}");
+            wanted(&shown).then_some(shown)
+        })
+        .await
+    }
+
+    /// Waits until workers train the round that is open.
+    async fn trains(&self, id: i64, count: usize) -> Value {
+        self.shown(id, "workers to train", |shown| {
+            with_status(shown, "training") == count
+        })
+        .await
+    }
+
+    async fn finished(&self, id: i64) -> Value {
+        self.shown(id, "the session's end", |shown| {
+            shown["status"] == "finished"
+        })
+        .await
+    }
+
+    /// The losses of the rounds, from the first to the last.
+    async fn losses(&self, id: i64) -> Vec<f64> {
+        let rounds = self
+            .admin
+            .get(&format!("/api/federated/{id}/rounds"))
+            .await
+            .ok();
+        let rounds = rounds["items"].as_array().expect("a list");
+        rounds
+            .iter()
+            .rev()
+            .map(|round| round["loss"].as_f64().expect("a loss"))
+            .collect()
+    }
+}
+
+fn with_status(session: &Value, status: &str) -> usize {
+    let workers = session["workers"].as_array().expect("a list");
+    workers
+        .iter()
+        .filter(|worker| worker["status"] == status)
+        .count()
+}
+
+#[tokio::test]
+async fn two_workers_train_three_rounds_the_loss_falls_and_the_adapter_answers() {
+    let yard = Yard::new("60").await;
+    let _workers = [yard.worker(), yard.worker()];
+    let id = yard.session(json!({})).await;
+    let ended = yard.finished(id).await;
+    let losses = yard.losses(id).await;
+    assert_eq!(losses.len(), 3);
+    assert!(losses[2] < losses[1] && losses[1] < losses[0], "{losses:?}");
+    for worker in ended["workers"].as_array().expect("a list") {
+        assert_eq!(worker["accepted"], 3, "{ended}");
+    }
+    let asked = json!({
+        "model": ended["model"], "messages": [{"role": "user", "content": "load car 3"}],
+        "temperature": 0, "max_tokens": 16
+    });
+    let accepted = yard.admin.post("/api/inference", asked).await.ok();
+    let path = format!(
+        "/api/inference/{}",
+        accepted["inference_id"].as_str().expect("an id")
+    );
+    let answer = eventually("the answer", async || {
+        let shown = yard.admin.get(&path).await.ok();
+        assert!(shown["status"] != "failed", "{shown}");
+        (shown["status"] == "completed").then_some(shown)
+    })
+    .await;
+    assert_eq!(answer["text"], "aye aye", "{answer}");
+}
+
+#[tokio::test]
+async fn a_session_goes_on_after_kills_of_the_platform_and_of_a_worker_in_the_middle_of_a_round() {
+    let mut yard = Yard::new("60").await;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let _first = yard.worker_at(&folder.path().join("first"));
+    let mut second = yard.worker_at(&folder.path().join("second"));
+    let id = yard.session(json!({"local_steps": 60})).await;
+    yard.trains(id, 2).await;
+    yard.platform.crash_and_restart().await;
+    yard.admin = yard.platform.admin().await;
+    yard.shown(id, "the second round", |shown| shown["round"] == 2)
+        .await;
+    yard.trains(id, 2).await;
+    second.crash_and_restart().await;
+    let ended = yard.finished(id).await;
+    for worker in ended["workers"].as_array().expect("a list") {
+        assert_eq!(worker["accepted"], 3, "{ended}");
+    }
+}
+
+#[tokio::test]
+async fn with_all_workers_lost_a_session_waits_and_goes_on_with_those_that_come_and_a_stop_ends_it()
+{
+    let yard = Yard::new("3").await;
+    let long = json!({"local_steps": 1_000_000, "rounds": 1_000});
+    let id = yard.session(long).await;
+    {
+        let _workers = [yard.worker(), yard.worker()];
+        yard.trains(id, 2).await;
+        // Killed when they go out of scope.
+    }
+    let lost = yard
+        .shown(id, "the loss of all workers", |shown| {
+            with_status(shown, "gone") == 2
+        })
+        .await;
+    let reason = "no worker takes part, and the round needs 2";
+    assert_eq!(lost["waiting_because"], reason);
+    let _others = [yard.worker(), yard.worker()];
+    yard.trains(id, 2).await;
+    let stop = format!("/api/federated/{id}/stop");
+    let stopped = yard.admin.post(&stop, json!({})).await.ok();
+    assert_eq!(stopped["status"], "stopped");
+    eventually("both workers to be idle", async || {
+        let workers = yard.admin.get("/api/workers?limit=10").await.ok();
+        let items = workers["items"].as_array().expect("a list").clone();
+        let idle = items.iter().filter(|worker| worker["status"] == "idle");
+        (idle.count() == 2).then_some(())
+    })
+    .await;
+}
