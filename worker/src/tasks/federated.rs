@@ -259,6 +259,8 @@ impl Part {
             bearer: None,
             size_bytes: Some(weights.size_bytes),
             sha256: Some(&weights.sha256),
+            digest_header: None,
+            max_bytes: Some(weights.size_bytes),
             destination: &file,
         };
         let http = self.context.files.http();
