@@ -136,6 +136,7 @@ impl Participants {
             shard,
             is_written: true,
             refused: 0,
+            has_sent: true,
             seen_at: None,
         };
         inner.by_name.insert(name.to_owned(), participant);
