@@ -102,6 +102,7 @@ async fn open(admin: &Client, name: &str, more: Value) -> i64 {
 
 /// The platform is killed again and again while two volunteers train: rounds go on where they were, what was
 /// answered counts, and published weights never change.
+/// Promise P13.
 #[tokio::test]
 async fn g097_rounds_go_on_after_every_kill_and_published_bytes_never_change() {
     let (mut platform, _model) = platform_with_model().await;

@@ -68,9 +68,9 @@ async fn take_up_one(actors: &Actors, row: SessionRow) -> Result<(), DatabaseErr
 }
 
 async fn make_ready(actors: &Actors, hosted: &Arc<Hosted>) -> Result<(), DatabaseError> {
-    hosted.make_ready(actor::start(actors, hosted.id(), None).await?)?;
+    let session = actor::start(actors, hosted.id(), None).await?;
     actors.coordinators.ready(hosted);
-    Ok(())
+    hosted.make_ready(session)
 }
 
 /// Begins to prepare a session; it is ready, or has failed, some time later.
@@ -81,12 +81,12 @@ pub fn begin(actors: &Actors, hosted: Arc<Hosted>) {
         let id = hosted.id();
         if let Err(error) = prepare(&of_task, &hosted).await {
             tracing::warn!(session.id = %id, %error, "volunteer session could not be prepared");
+            hosted.fail();
             let why = error.to_string();
             let write = move |c: &mut _| store::fail(c, id, &why, now());
             if let Err(error) = of_task.database.write::<_, DatabaseError, _>(write).await {
                 tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
             }
-            hosted.fail();
         }
     });
 }

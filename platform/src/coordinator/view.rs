@@ -79,8 +79,12 @@ impl CoordinatorView {
         is_default: bool,
     ) -> Result<Self, DatabaseError> {
         let settings = Settings::of(&row)?;
-        let status = row.status()?;
         let session = hosted.and_then(Hosted::session);
+        let status = match row.status()? {
+            // Volunteers find it a moment after the database has it.
+            SessionStatus::Open if session.is_none() => SessionStatus::Preparing,
+            status => status,
+        };
         let stands = session.as_deref().map(Stands::of);
         let published = matches!(status, SessionStatus::Finished | SessionStatus::Stopped);
         let timeout = row.rules().timeout;

@@ -504,6 +504,7 @@ fn simulate(total_rounds: u64, seed: u64, kills: u32, kill_one_in: u64) -> (Yard
     (yard, sha256)
 }
 
+/// Promise P13.
 #[test]
 fn a_thousand_rounds_with_bad_uploads_drop_outs_and_kills_equal_a_clean_replay() {
     // Some thirty points a round: fifty kills come within half of the rounds.

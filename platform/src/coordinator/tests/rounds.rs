@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// Promise P12.
 #[actix_web::test]
 async fn g096_a_result_counts_once_and_a_repeat_closes_nothing() {
     let (platform, _models) = platform(&[]).await;
@@ -33,6 +34,7 @@ async fn g096_a_result_counts_once_and_a_repeat_closes_nothing() {
     assert_eq!(session.send("ayse", 0, shifted(&global, 0.5)).await.0, 409);
 }
 
+/// Promise P12.
 #[actix_web::test]
 async fn g097_results_count_across_a_restart() {
     let (before, models) = platform(&[]).await;
@@ -175,6 +177,7 @@ async fn g104_one_task_a_round_then_waiting_then_the_end() {
     assert_eq!(status, 201, "{evaluation}");
 }
 
+/// Promise P14.
 #[actix_web::test]
 async fn g110_the_bytes_do_not_depend_on_the_order_of_arrival_and_an_outlier_is_left_out() {
     let (platform, _models) = platform(&[]).await;

@@ -107,6 +107,7 @@ async fn g103_bodies_too_large_too_short_too_slow_or_encoded_are_refused_and_blo
     session.wait_for_round(1).await;
 }
 
+/// Promise P15.
 #[actix_web::test]
 async fn g106_an_upload_that_is_refused_half_way_changes_nothing() {
     let (platform, _models) = platform(&[]).await;
