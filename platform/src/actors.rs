@@ -2,10 +2,10 @@
 //!
 //! All but the sessions run on one thread of their own; the sessions run on the threads of the HTTP server.
 //! Who waits for whom: sessions wait for jobs and the supervisor; the dispatcher waits for the supervisor and
-//! for jobs; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests and
-//! evaluations wait for the supervisor, the dashboards and the router; federated sessions wait for their rounds, the
-//! supervisor and the dashboards, and rounds for the dashboards. The supervisor, the dashboards, the metrics writer and the
-//! router wait for nobody, so no circle can close.
+//! for jobs and tasks; jobs wait for the supervisor, the dashboards and the metrics writer; inference requests and
+//! tasks wait for the supervisor, the dashboards and the router; federated sessions wait for their rounds, the
+//! supervisor and the dashboards, and rounds for the dashboards. The supervisor, the dashboards, the metrics
+//! writer and the router wait for nobody, so no circle can close.
 
 use std::sync::Arc;
 
@@ -16,10 +16,11 @@ use trainyard_worker::tasks::transfers::{Http, RetryPolicy};
 
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::coordinator::{self, UploadSlots, directory::Directory};
+use crate::coordinator::{self, UploadSlots};
 use crate::dashboards::hub::{self, Dashboards};
 use crate::database::{Database, DatabaseError};
-use crate::evaluations::directory::EvaluationDirectory;
+use crate::evaluations::Evaluations;
+use crate::exports::Exports;
 use crate::federated::{self, directory::FederatedDirectory};
 use crate::inference::directory::InferenceDirectory;
 use crate::inference::router::InferenceRouter;
@@ -27,6 +28,8 @@ use crate::jobs::directory::JobDirectory;
 use crate::metrics::writer::{self, MetricsWriter};
 use crate::rounds::scratch::Scratch;
 use crate::storage::ObjectStore;
+use crate::tasks::Kind;
+use crate::tasks::directory::Directory;
 use crate::workers::dispatcher::Dispatcher;
 use crate::workers::event::Occupation;
 use crate::workers::supervisor::{self, Supervisor};
@@ -62,7 +65,9 @@ pub struct Inner {
     /// The inference requests.
     pub inferences: InferenceDirectory,
     /// The evaluations.
-    pub evaluations: EvaluationDirectory,
+    pub evaluations: Directory<Evaluations>,
+    /// The exports.
+    pub exports: Directory<Exports>,
     /// The thread on which the actors of federated sessions run.
     pub arbiter: ArbiterHandle,
     /// Files on their way.
@@ -70,7 +75,7 @@ pub struct Inner {
     /// Finds base models.
     pub base_models: ModelSource,
     /// The volunteer sessions.
-    pub coordinators: Directory,
+    pub coordinators: coordinator::directory::Directory,
     /// Their uploads that are on their way.
     pub upload_slots: UploadSlots,
     /// The federated sessions of workers.
@@ -130,11 +135,12 @@ impl Actors {
                     jobs: JobDirectory::new(handle.clone()),
                     router: router.address(),
                     inferences: InferenceDirectory::new(handle.clone(), clock),
-                    evaluations: EvaluationDirectory::new(handle.clone()),
+                    evaluations: Directory::new(handle.clone()),
+                    exports: Directory::new(handle.clone()),
                     arbiter: handle,
                     scratch,
                     base_models,
-                    coordinators: Directory::default(),
+                    coordinators: coordinator::directory::Directory::default(),
                     upload_slots: UploadSlots::default(),
                     federated: FederatedDirectory::default(),
                 }),
@@ -161,18 +167,15 @@ impl Actors {
     async fn take_up_work(&self) -> Result<(), DatabaseError> {
         let held = self.database.read(crate::jobs::store::with_workers).await?;
         let workers = self.database.read(crate::workers::store::all).await?;
-        let evaluations = self
-            .database
-            .read(crate::evaluations::store::under_way)
-            .await?;
-        let evaluated = evaluations
-            .iter()
-            .filter_map(|row| Some((WorkerId(row.worker_id?), Occupation::Evaluation(row.id()))));
+        let evaluations = self.database.read(Evaluations::under_way).await?;
+        let exports = self.database.read(Exports::under_way).await?;
+        let tasks =
+            with_workers::<Evaluations>(&evaluations).chain(with_workers::<Exports>(&exports));
         let sessions = federated::occupied(self).await?;
         let known = supervisor::TakeUp {
             workers,
             held: held.iter().map(|(job, worker)| (*worker, *job)).collect(),
-            occupied: evaluated.chain(sessions).collect(),
+            occupied: tasks.chain(sessions).collect(),
         };
         self.supervisor
             .send(known)
@@ -184,9 +187,20 @@ impl Actors {
         for row in evaluations {
             self.evaluations.start(self, row);
         }
+        for row in exports {
+            self.exports.start(self, row);
+        }
         coordinator::take_up(self).await?;
         federated::take_up(self).await
     }
+}
+
+/// The tasks that are with a worker.
+fn with_workers<K: Kind>(rows: &[K::Row]) -> impl Iterator<Item = (WorkerId, Occupation)> {
+    rows.iter().filter_map(|row| {
+        let facts = K::facts(row);
+        Some((facts.worker?, Occupation::Task(facts.id.into())))
+    })
 }
 
 impl RunningActors {

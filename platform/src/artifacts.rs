@@ -2,7 +2,7 @@
 //! are handed out. Whether a user may see a job is decided where jobs are.
 
 pub mod routes;
-pub use routes::refuse_of_deleted_job;
+pub use routes::refuse_of_what_is_gone;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +10,7 @@ use actix_web::HttpResponse;
 use actix_web::http::header;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use trainyard_shared::ids::JobId;
+use trainyard_shared::ids::{ExportId, JobId};
 use trainyard_shared::message::ArtifactFile;
 
 use crate::storage::{ObjectStore, StorageError, StorageKey};
@@ -50,6 +50,28 @@ pub fn job_folders(job: JobId) -> [String; 2] {
         format!("checkpoints/job-{job}"),
         format!("models/job-{job}"),
     ]
+}
+
+/// The folder of an export's files, with a slash at its end.
+pub fn export_folder(job: JobId, export: ExportId) -> String {
+    format!("{}/exports/{export}/", job_folders(job)[1])
+}
+
+/// The export in whose folder a key lies.
+pub fn export_of_key(key: &StorageKey) -> Option<(JobId, ExportId)> {
+    let job = job_of_key(key)?;
+    let exports = format!("{}/exports/", job_folders(job)[1]);
+    let (number, _) = key.as_str().strip_prefix(&exports)?.split_once('/')?;
+    number.parse().ok().map(|export| (job, export))
+}
+
+/// How a file of a job is named to people: below the result's folder, or from `exports/` on.
+pub fn shown_path(job: JobId, key: &str) -> &str {
+    let below = |folder: &str| {
+        let rest = key.strip_prefix(&job_folders(job)[1])?;
+        rest.strip_prefix(folder)
+    };
+    below("/final/").or(below("/")).unwrap_or(key)
 }
 
 /// The job in one of whose folders a key lies.
@@ -164,15 +186,33 @@ pub async fn delete_old_checkpoints(
     Ok(())
 }
 
+/// Removes all files of an export.
+///
+/// # Errors
+/// When the store fails; what is left goes with the job.
+pub async fn delete_of_export(
+    storage: &dyn ObjectStore,
+    job: JobId,
+    export: ExportId,
+) -> Result<(), StorageError> {
+    let folder = export_folder(job, export);
+    delete_folder(storage, folder.trim_end_matches('/')).await
+}
+
+async fn delete_folder(storage: &dyn ObjectStore, folder: &str) -> Result<(), StorageError> {
+    for object in storage.list(&StorageKey::parse(folder)?).await? {
+        storage.delete(&object.key).await?;
+    }
+    Ok(())
+}
+
 /// Removes all files of a job.
 ///
 /// # Errors
 /// When the store fails; what is left is removed by the next try.
 pub async fn delete_of_job(storage: &dyn ObjectStore, job: JobId) -> Result<(), StorageError> {
     for folder in job_folders(job) {
-        for object in storage.list(&StorageKey::parse(&folder)?).await? {
-            storage.delete(&object.key).await?;
-        }
+        delete_folder(storage, &folder).await?;
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ mod login;
 mod output;
 mod serve;
 mod settings;
+mod task;
 mod terminal;
 mod users;
 mod workers;

@@ -1,11 +1,10 @@
 //! Evaluations: how well a model knows a data set, measured by a worker.
 
-pub mod actor;
-pub mod directory;
-mod orders;
+mod kind;
 pub mod routes;
-pub mod state;
 pub mod store;
 #[cfg(test)]
 mod tests;
 mod view;
+
+pub use kind::Evaluations;

@@ -18,8 +18,8 @@ use std::collections::BTreeMap;
 
 use crate::error::{ApiError, ErrorCode};
 use crate::{
-    artifacts, auth, coordinator, dashboards, datasets, enrollment_keys, evaluations, federated,
-    health, inference, jobs, models, openai, openapi, storage, users, workers,
+    artifacts, auth, coordinator, dashboards, datasets, enrollment_keys, evaluations, exports,
+    federated, health, inference, jobs, models, openai, openapi, storage, users, workers,
 };
 
 pub use access_log::access_log;
@@ -100,6 +100,11 @@ fn platform_routes() -> Vec<Route> {
             "/api/jobs/{id}/artifacts/{path:.*}",
             jobs::history_routes::artifact,
         ),
+        // Exports
+        post("/api/jobs/{id}/export", exports::routes::create),
+        get("/api/jobs/{id}/exports", exports::routes::list),
+        get("/api/jobs/{id}/exports/{export}", exports::routes::get),
+        delete("/api/jobs/{id}/exports/{export}", exports::routes::delete),
         // Inference
         post("/api/inference", inference::routes::create),
         get("/api/inference/{id}", inference::routes::get),

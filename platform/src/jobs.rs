@@ -22,4 +22,5 @@ mod tests;
 mod view;
 mod waiting;
 
+pub use commit::add_artifact;
 pub use view::result_folder;

@@ -101,9 +101,72 @@ numeric_id!(
     EvaluationId
 );
 numeric_id!(
+    /// An export of a job's result.
+    ExportId
+);
+numeric_id!(
     /// A federated session.
     FederatedSessionId
 );
+
+/// A task: work of minutes on a trained model, which occupies a worker as a job does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaskId {
+    /// A model is measured.
+    Evaluation(EvaluationId),
+    /// A job's result is written in another form.
+    Export(ExportId),
+}
+
+impl TaskId {
+    /// What such a task is called.
+    pub const fn noun(self) -> &'static str {
+        match self {
+            Self::Evaluation(_) => "evaluation",
+            Self::Export(_) => "export",
+        }
+    }
+
+    /// The evaluations among tasks.
+    pub fn evaluations(tasks: &[Self]) -> Vec<EvaluationId> {
+        let ids = tasks.iter().filter_map(|task| match task {
+            Self::Evaluation(id) => Some(*id),
+            Self::Export(_) => None,
+        });
+        ids.collect()
+    }
+
+    /// The exports among tasks.
+    pub fn exports(tasks: &[Self]) -> Vec<ExportId> {
+        let ids = tasks.iter().filter_map(|task| match task {
+            Self::Export(id) => Some(*id),
+            Self::Evaluation(_) => None,
+        });
+        ids.collect()
+    }
+}
+
+impl From<EvaluationId> for TaskId {
+    fn from(id: EvaluationId) -> Self {
+        Self::Evaluation(id)
+    }
+}
+
+impl From<ExportId> for TaskId {
+    fn from(id: ExportId) -> Self {
+        Self::Export(id)
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let id = match self {
+            Self::Evaluation(id) => id.get(),
+            Self::Export(id) => id.get(),
+        };
+        write!(f, "{} {id}", self.noun())
+    }
+}
 
 /// An inference request, as `infer-456`: 1 to 128 visible ASCII characters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, ToSchema)]

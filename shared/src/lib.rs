@@ -15,4 +15,6 @@ pub mod status;
 pub mod training;
 
 pub use secret::Secret;
-pub use status::{FailureKind, FinishReason, JobStatus, WorkerStatus, WorkerType};
+pub use status::{
+    ExportFormat, FailureKind, FinishReason, JobStatus, WeightType, WorkerStatus, WorkerType,
+};

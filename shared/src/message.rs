@@ -14,6 +14,8 @@ mod enrollment_complete;
 mod error;
 mod evaluation_completed;
 mod evaluation_progress;
+mod export_completed;
+mod export_progress;
 mod federated_failed;
 mod federated_round;
 mod federated_update;
@@ -29,6 +31,7 @@ mod load_aggregated_weights;
 mod parts;
 mod ping;
 mod start_evaluation;
+mod start_export;
 mod start_federated_training;
 mod start_inference;
 mod start_training;
@@ -50,10 +53,11 @@ pub use decode::{DecodeError, DecodeErrorKind, MessageIds};
 pub use enrollment_complete::{EnrollmentComplete, EnrollmentCompleteData};
 pub use error::{Error, ErrorCode};
 pub use evaluation_completed::{
-    EvaluationCompleted, EvaluationCompletedData, EvaluationFailed, EvaluationFailedData,
-    EvaluationMetrics,
+    EvaluationCompleted, EvaluationCompletedData, EvaluationFailed, EvaluationMetrics,
 };
-pub use evaluation_progress::{EvaluationProgress, EvaluationProgressData};
+pub use evaluation_progress::EvaluationProgress;
+pub use export_completed::{ExportCompleted, ExportCompletedData, ExportFailed};
+pub use export_progress::ExportProgress;
 pub use federated_failed::{FederatedFailed, FederatedFailedData};
 pub use federated_round::{FederatedRound, FederatedRoundData};
 pub use federated_update::{FederatedUpdate, FederatedUpdateData};
@@ -71,10 +75,11 @@ pub use job_update::{JobUpdate, JobUpdateData};
 pub use load_aggregated_weights::{LoadAggregatedWeights, LoadAggregatedWeightsData};
 pub use parts::{
     ArtifactFile, BaseModel, ChatMessage, DatasetSource, DownloadFile, DownloadUrl, GlobalWeights,
-    UploadTarget,
+    TaskFailedData, TaskProgressData, UploadTarget,
 };
 pub use ping::{Ping, Pong};
 pub use start_evaluation::{StartEvaluation, StartEvaluationData, StopEvaluation};
+pub use start_export::{StartExport, StartExportData, StopExport};
 pub use start_federated_training::{
     Shard, StartFederatedTraining, StartFederatedTrainingData, StopFederatedTraining,
 };
@@ -181,6 +186,9 @@ messages!(
         "evaluation_progress" => EvaluationProgress,
         "evaluation_completed" => EvaluationCompleted,
         "evaluation_failed" => EvaluationFailed,
+        "export_progress" => ExportProgress,
+        "export_completed" => ExportCompleted,
+        "export_failed" => ExportFailed,
         "federated_update" => FederatedUpdate,
         "weights_loaded" => WeightsLoaded,
         "federated_failed" => FederatedFailed,
@@ -201,6 +209,8 @@ messages!(
         "stop_inference" => StopInference,
         "start_evaluation" => StartEvaluation,
         "stop_evaluation" => StopEvaluation,
+        "start_export" => StartExport,
+        "stop_export" => StopExport,
         "start_federated_training" => StartFederatedTraining,
         "load_aggregated_weights" => LoadAggregatedWeights,
         "continue_round" => ContinueRound,
@@ -233,6 +243,9 @@ messages!(
         "evaluation_progress" => EvaluationProgress,
         "evaluation_completed" => EvaluationCompleted,
         "evaluation_failed" => EvaluationFailed,
+        "export_progress" => ExportProgress,
+        "export_completed" => ExportCompleted,
+        "export_failed" => ExportFailed,
         "federated_round" => FederatedRound,
         "error" => Error,
     }
@@ -271,9 +284,11 @@ macro_rules! common_fields {
 common_fields!(
     WorkerRegister, Heartbeat, Pong, WorkerMetrics, WorkerLog, JobStarted, TrainingProgress, CheckpointSaved,
     JobCompleted, JobFailed, JobStopped, InferenceTokens, InferenceCompleted, InferenceFailed,
-    EvaluationProgress, EvaluationCompleted, EvaluationFailed, FederatedUpdate, WeightsLoaded, FederatedFailed;
+    EvaluationProgress, EvaluationCompleted, EvaluationFailed, ExportProgress, ExportCompleted, ExportFailed,
+    FederatedUpdate, WeightsLoaded, FederatedFailed;
     acked: JobStarted, CheckpointSaved, JobCompleted, JobFailed, JobStopped, InferenceCompleted,
-    InferenceFailed, EvaluationCompleted, EvaluationFailed, FederatedUpdate, FederatedFailed
+    InferenceFailed, EvaluationCompleted, EvaluationFailed, ExportCompleted, ExportFailed, FederatedUpdate,
+    FederatedFailed
 );
 
 /// Serialises once and puts `timestamp` behind the last field.

@@ -44,6 +44,8 @@ pub enum WorkerStatus {
     Inference,
     /// Evaluates a model.
     Evaluating,
+    /// Writes a job's result in another form (ours).
+    Exporting,
     /// Takes part in a federated session.
     Federated,
     /// Finishes what it has and is given nothing new. Only the platform says this.
@@ -59,6 +61,7 @@ words!(WorkerStatus {
     Training => "training",
     Inference => "inference",
     Evaluating => "evaluating",
+    Exporting => "exporting",
     Federated => "federated",
     Draining => "draining",
     Online => "online",
@@ -188,9 +191,56 @@ impl WorkerType {
         matches!(self, Self::Both | Self::Training)
     }
 
-    /// Whether chats and evaluations may be given to such a worker.
+    /// Whether chats, evaluations and exports may be given to such a worker.
     pub const fn takes_inference(self) -> bool {
         matches!(self, Self::Both | Self::Inference)
+    }
+}
+
+/// In which form a job's result leaves the yard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportFormat {
+    /// A folder that transformers loads, the adapter merged into the weights.
+    MergedSafetensors,
+    /// One GGUF file for llama.cpp, the adapter merged into the weights.
+    GgufMerged,
+    /// The adapter alone as a GGUF file that llama.cpp adds to its base model.
+    GgufLora,
+}
+
+words!(ExportFormat {
+    MergedSafetensors => "merged_safetensors",
+    GgufMerged => "gguf_merged",
+    GgufLora => "gguf_lora",
+});
+
+/// The type of an export's weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// Blocks of 32 values of 8 bits; only for merged GGUF files.
+    #[serde(rename = "q8_0")]
+    Q8_0,
+}
+
+words!(WeightType {
+    F32 => "f32",
+    F16 => "f16",
+    Bf16 => "bf16",
+    Q8_0 => "q8_0",
+});
+
+impl ExportFormat {
+    /// Whether weights of that type can be written in this form.
+    pub const fn takes(self, weights: WeightType) -> bool {
+        matches!(self, Self::GgufMerged) || !matches!(weights, WeightType::Q8_0)
     }
 }
 
@@ -215,6 +265,12 @@ mod tests {
         }
         for kind in WorkerType::ALL {
             assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
+        }
+        for format in ExportFormat::ALL {
+            assert_eq!(serde_json::to_value(format).unwrap(), format.as_str());
+        }
+        for weights in WeightType::ALL {
+            assert_eq!(serde_json::to_value(weights).unwrap(), weights.as_str());
         }
     }
 

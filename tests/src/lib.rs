@@ -17,6 +17,7 @@ pub mod small_disk;
 pub mod socket;
 pub mod wire;
 pub mod worker;
+pub mod yard;
 
 pub use client::{Answer, Client};
 pub use model::TinyModel;

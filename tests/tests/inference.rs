@@ -6,93 +6,7 @@ use futures_util::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
 use trainyard_tests::model::TINY_MODEL_ID;
-use trainyard_tests::process::binary;
-use trainyard_tests::scripted_worker::job_with_status;
-use trainyard_tests::{Client, Platform, TinyModel, Worker, dataset, eventually};
-
-/// A platform, and a worker that has trained a job on forty short chats.
-struct Yard {
-    platform: Platform,
-    _models: TinyModel,
-    worker: Worker,
-    admin: Client,
-    dataset_id: i64,
-    job_id: i64,
-}
-
-impl Yard {
-    async fn with_a_trained_job() -> Self {
-        let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
-        let admin = platform.admin().await;
-        let models = TinyModel::create();
-        let key = admin.enrollment_key(json!({"max_uses": 1})).await;
-        let worker = Worker::start(&platform, &models, &key);
-        worker.ready(&admin).await;
-        let dataset_id = admin.dataset("chats", &dataset::chats(40)).await;
-        let job_id = admin
-            .job(json!({
-                "dataset_id": dataset_id, "base_model": {"huggingface_id": TINY_MODEL_ID},
-                "config": {
-                    "epochs": 6, "batch_size": 4, "learning_rate": 0.01, "max_length": 128, "lora_r": 8,
-                    "packing": false, "lr_scheduler_type": "constant", "logging_steps": 10
-                }
-            }))
-            .await;
-        job_with_status(&admin, job_id, "completed").await;
-        Self {
-            platform,
-            _models: models,
-            worker,
-            admin,
-            dataset_id,
-            job_id,
-        }
-    }
-
-    /// Asks `model` and waits for the answer, which must be a good one.
-    async fn answer(&self, model: &str, more: Value) -> Value {
-        let accepted = self
-            .admin
-            .post("/api/inference", asked(model, more))
-            .await
-            .ok();
-        let id = accepted["inference_id"].as_str().expect("it has an id");
-        let path = format!("/api/inference/{id}");
-        eventually("the answer", || async {
-            let shown = self.admin.get(&path).await.ok();
-            assert!(shown["status"] != "failed", "{shown}");
-            (shown["status"] == "completed").then_some(shown)
-        })
-        .await
-    }
-
-    async fn evaluation(&self, more: Value) -> Value {
-        let mut body = json!({"dataset_id": self.dataset_id});
-        let fields = more.as_object().expect("fields").clone();
-        body.as_object_mut().expect("an object").extend(fields);
-        let made = self.admin.post("/api/evaluations", body).await.ok();
-        let path = format!("/api/evaluations/{}", made["id"]);
-        eventually("the figures", || async {
-            let shown = self.admin.get(&path).await.ok();
-            assert!(shown["status"] != "failed", "{shown}");
-            (shown["status"] == "completed").then_some(shown)
-        })
-        .await
-    }
-
-    fn adapter(&self) -> String {
-        format!("job-{}", self.job_id)
-    }
-}
-
-fn asked(model: &str, more: Value) -> Value {
-    let mut body = json!({
-        "model": model, "messages": [{"role": "user", "content": "load car 3"}], "temperature": 0
-    });
-    let fields = more.as_object().expect("fields").clone();
-    body.as_object_mut().expect("an object").extend(fields);
-    body
-}
+use trainyard_tests::yard::{Yard, asked};
 
 /// The events of a stream that has ended.
 fn events(stream: &str) -> Vec<Value> {
@@ -302,26 +216,6 @@ async fn an_evaluation_measures_a_job_and_its_base_whatever_the_batch() {
     assert!(only["result"]["loss"].is_null(), "{only}");
 }
 
-/// Runs `trainyard` as the administrator; its standard output, once it has succeeded.
-async fn command(yard: &Yard, arguments: &[&str]) -> String {
-    let made = yard
-        .admin
-        .post("/api/api-tokens", json!({"name": "cli"}))
-        .await
-        .ok();
-    let output = tokio::process::Command::new(binary("trainyard"))
-        .args(["--platform", &yard.platform.url()])
-        .args(arguments)
-        .env("TRAINYARD_TOKEN", made["token"].as_str().expect("a token"))
-        .output()
-        .await
-        .expect("it runs");
-    let printed = String::from_utf8(output.stdout).expect("text");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}\n{complaint}");
-    printed
-}
-
 #[tokio::test]
 async fn chat_and_evaluate_commands_print_what_came_of_them() {
     let yard = Yard::with_a_trained_job().await;
@@ -335,8 +229,8 @@ async fn chat_and_evaluate_commands_print_what_came_of_them() {
         "--temperature",
         "0",
     ];
-    assert_eq!(command(&yard, &turn).await, "aye aye\n");
-    let as_json = command(&yard, &[turn.as_slice(), &["--json"]].concat()).await;
+    assert_eq!(yard.command(&turn).await, "aye aye\n");
+    let as_json = yard.command(&[turn.as_slice(), &["--json"]].concat()).await;
     let last = as_json.lines().last().expect("an end");
     let end: Value = serde_json::from_str(last).expect("JSON");
     assert_eq!(end["data"]["text"], "aye aye");
@@ -351,12 +245,14 @@ async fn chat_and_evaluate_commands_print_what_came_of_them() {
         "--metrics",
         "loss,perplexity",
     ];
-    let words = command(&yard, &measured).await;
+    let words = yard.command(&measured).await;
     assert!(
         words.contains("perplexity") && words.contains("completed"),
         "{words}"
     );
-    let as_json = command(&yard, &[measured.as_slice(), &["--json"]].concat()).await;
+    let as_json = yard
+        .command(&[measured.as_slice(), &["--json"]].concat())
+        .await;
     let evaluation: Value = serde_json::from_str(&as_json).expect("JSON");
     assert!(
         evaluation["result"]["loss"].as_f64().is_some(),

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use crate::files::{create_private_folder, open_lock_file};
 
+/// Folder of what runs, swept at the start.
+pub(crate) const JOBS: &str = "jobs";
 /// How long a worker that is just ending may keep the folder: one that was killed frees its memory first.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -70,9 +72,9 @@ impl StateDir {
                 Err(TryLockError::Error(source)) => return Err(failed(&lock_path)(source)),
             }
         }
-        let jobs = path.join("jobs");
+        let jobs = path.join(JOBS);
         if jobs.exists() {
-            // Nothing runs yet, so whatever is there belongs to a job that ended with its process.
+            // Nothing runs yet, so whatever is there belongs to what ended with its process.
             fs::remove_dir_all(&jobs).map_err(failed(&jobs))?;
         }
         Ok(Self {

@@ -4,17 +4,18 @@
 use actix_web::web;
 use serde::{Deserialize, Serialize};
 use trainyard_shared::Secret;
-use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
+use trainyard_shared::ids::{ExportId, FederatedSessionId, JobId, WorkerId};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{ArtifactError, URL_LIFETIME, job_folders, job_of_key, key_of_job};
+use super::{ArtifactError, URL_LIFETIME, export_of_key, job_folders, job_of_key, key_of_job};
 use crate::auth::CurrentWorker;
 use crate::database::DatabaseError;
 use crate::error::{ApiError, FieldProblem};
+use crate::exports::store::ExportRow;
 use crate::http::{StrictJson, StrictQuery};
 use crate::server::AppState;
 use crate::storage::{StorageError, StorageKey, UploadTarget, UploadTerms};
-use crate::{datasets, evaluations, federated, jobs};
+use crate::{datasets, evaluations, exports, federated, jobs};
 
 /// A file that a worker wants to store.
 #[derive(Deserialize, ToSchema)]
@@ -34,8 +35,8 @@ pub struct UploadRequest {
     sha256: String,
 }
 
-/// Gives leave to store one file of a job that the worker has, or had when it ended, or its result for the open round
-/// of a federated session.
+/// Gives leave to store one file of a job that the worker has, or had when it ended, of an export that it has, or its
+/// result for the open round of a federated session.
 #[utoipa::path(post, path = "/api/worker/uploads", tag = "for workers", request_body = UploadRequest, responses(
     (status = 200, body = UploadTarget, description = "where to PUT the file"),
     (status = 400, description = "not a key of this job or session"),
@@ -66,7 +67,10 @@ pub async fn grant_upload(
     let key = match (body.job_id, body.session_id) {
         (Some(job), None) => {
             let key = key_of_job(job, &body.key)?;
-            job_of_worker(&state, job, worker.id).await?;
+            match export_of_key(&key) {
+                Some((_, export)) => export_of_worker(&state, export, worker.id).await?,
+                None => job_of_worker(&state, job, worker.id).await.map(|_| ())?,
+            }
             key
         }
         (None, Some(session)) => {
@@ -97,7 +101,7 @@ pub async fn grant_upload(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DownloadQuery {
-    /// The job that the file is needed for, or whose adapter an inference or evaluation of the worker's needs.
+    /// The job that the file is needed for, or whose result an inference, evaluation or export of the worker's needs.
     #[param(value_type = i64)]
     job_id: i64,
     /// Storage key of the job's data set or of one of its own files.
@@ -128,7 +132,7 @@ pub async fn grant_download(
         .map_err(|error| ApiError::invalid_field("job_id", error.to_string()))?;
     let key = StorageKey::parse(&query.key)?;
     let is_own_file = key_of_job(job, &query.key).is_ok();
-    if !(is_own_file && is_result(job, &key) && needs_adapter(&state, job, worker.id).await?) {
+    if !(is_own_file && is_result(job, &key) && needs_result(&state, job, worker.id).await?) {
         let dataset_id = job_of_worker(&state, job, worker.id).await?;
         if !is_own_file {
             refuse_foreign(&state, dataset_id, &key).await?;
@@ -165,14 +169,43 @@ fn is_result(job: JobId, key: &StorageKey) -> bool {
     rest.is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// Whether the worker answers a request, or measures a model, with the adapter of a job that another may have
-/// trained.
-async fn needs_adapter(state: &AppState, job: JobId, worker: WorkerId) -> Result<bool, ApiError> {
+/// Whether the worker answers a request, or has a task, with the result of a job that another may have trained.
+async fn needs_result(state: &AppState, job: JobId, worker: WorkerId) -> Result<bool, ApiError> {
     if state.actors.inferences.needs_adapter(worker, job) {
         return Ok(true);
     }
-    let needs = move |c: &mut _| evaluations::store::needs_adapter(c, worker, job);
+    let needs = move |c: &mut _| {
+        Ok::<_, DatabaseError>(
+            evaluations::store::needs_result(c, worker, job)?
+                || exports::store::needs_result(c, worker, job)?,
+        )
+    };
     Ok(state.database.read(needs).await?)
+}
+
+/// Makes sure that the export is with that worker.
+async fn export_of_worker(
+    state: &AppState,
+    export: ExportId,
+    worker: WorkerId,
+) -> Result<(), ApiError> {
+    let row = export_under_way(state, export).await?;
+    match row.filter(|row| row.worker_id == Some(worker.get())) {
+        Some(_) => Ok(()),
+        None => Err(ApiError::not_found("export of this worker")),
+    }
+}
+
+async fn export_under_way(
+    state: &AppState,
+    export: ExportId,
+) -> Result<Option<ExportRow>, ApiError> {
+    let read = move |c: &mut _| exports::store::row(c, export);
+    match state.database.read(read).await {
+        Ok(row) => Ok(Some(row).filter(|row| row.ended_at.is_none())),
+        Err(DatabaseError::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The data set of a job that the worker has, or had when it ended.
@@ -188,11 +221,16 @@ async fn job_of_worker(state: &AppState, job: JobId, worker: WorkerId) -> Result
     }
 }
 
-/// Leave that was given before a job was deleted must not bring its files back.
+/// Leave that was given before a job was deleted, or an export cancelled, must not bring its files back.
 ///
 /// # Errors
-/// 404 where the key lies in the folder of a job that there is not.
-pub async fn refuse_of_deleted_job(state: &AppState, key: &StorageKey) -> Result<(), ApiError> {
+/// 404 where the key lies in the folder of a job that there is not, or of an export that is not under way.
+pub async fn refuse_of_what_is_gone(state: &AppState, key: &StorageKey) -> Result<(), ApiError> {
+    if let Some((_, export)) = export_of_key(key)
+        && export_under_way(state, export).await?.is_none()
+    {
+        return Err(ApiError::not_found("export"));
+    }
     let Some(job) = job_of_key(key) else {
         return Ok(());
     };

@@ -1,19 +1,14 @@
 //! `trainyard evaluate`: has a model measured on a data set, and waits for the figures.
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::chat::Model;
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, figure, remark};
-
-/// Between two looks at how far it is.
-const LOOK: Duration = Duration::from_millis(500);
+use super::output::{Output, cell, figure};
+use super::task::{Task, exit_code};
 
 /// Options of `evaluate`.
 #[derive(Args)]
@@ -53,13 +48,14 @@ pub async fn run(
         })?;
         return Ok(ExitCode::SUCCESS);
     }
-    let ended = follow(&id, platform, output).await?;
+    let task = Task {
+        name: &format!("evaluation {id}"),
+        path: &["api", "evaluations", &id],
+        unit: "examples",
+    };
+    let ended = task.follow(platform, output).await?;
     output.result(&ended, in_words)?;
-    Ok(if ended["status"] == "completed" {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(exit_code(&ended))
 }
 
 fn body(options: &Options) -> Value {
@@ -79,47 +75,6 @@ fn body(options: &Options) -> Value {
         }
     }
     Value::Object(body)
-}
-
-/// Returns the evaluation once it has ended.
-async fn follow(id: &str, platform: &Platform, output: &Output) -> Result<Value, CliError> {
-    let bar = (io::stderr().is_terminal() && !output.is_json()).then(bar);
-    let mut told = String::new();
-    loop {
-        let evaluation = platform.get(&["api", "evaluations", id], &[]).await?;
-        let status = cell(&evaluation, "/status");
-        if !["queued", "running"].contains(&status.as_str()) {
-            if let Some(bar) = &bar {
-                bar.finish_and_clear();
-            }
-            return Ok(evaluation);
-        }
-        let (done, total) = (
-            evaluation.pointer("/progress/done").and_then(Value::as_u64),
-            evaluation
-                .pointer("/progress/total")
-                .and_then(Value::as_u64),
-        );
-        match &bar {
-            Some(bar) => {
-                bar.set_message(status);
-                bar.set_length(total.unwrap_or(0));
-                bar.set_position(done.unwrap_or(0));
-            }
-            None if told != status && !output.is_json() => {
-                remark(&format!("evaluation {id} is {status}"));
-                told = status;
-            }
-            None => {}
-        }
-        tokio::time::sleep(LOOK).await;
-    }
-}
-
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{msg} [{wide_bar}] {pos}/{len} examples")
-        .expect("the template is a constant that is valid");
-    ProgressBar::new(0).with_style(style)
 }
 
 fn in_words(evaluation: &Value) -> String {

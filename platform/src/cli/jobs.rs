@@ -1,6 +1,7 @@
 //! `trainyard jobs`: training jobs.
 
 pub mod download;
+mod export;
 mod progress;
 pub mod submit;
 pub mod watch;
@@ -52,6 +53,8 @@ pub enum Command {
     },
     /// Fetch what a job made.
     Download(download::Options),
+    /// Have what a job made written in another form: merged weights, or GGUF for llama.cpp.
+    Export(export::Options),
 }
 
 /// Where a job stands.
@@ -82,6 +85,7 @@ pub async fn run(
     match command {
         Command::Submit(options) => return submit::run(&options, platform, output).await,
         Command::Watch { id } => return watch::run(id, platform, output).await,
+        Command::Export(options) => return export::run(&options, platform, output).await,
         Command::List { status } => {
             let query: Vec<_> = status
                 .map(|status| ("status", status.word().to_owned()))

@@ -217,6 +217,24 @@ diesel::table! {
 }
 
 diesel::table! {
+    exports (id) {
+        id -> BigInt,
+        owner_id -> BigInt,
+        job_id -> BigInt,
+        format -> Text,
+        weights -> Nullable<Text>,
+        status -> Text,
+        worker_id -> Nullable<BigInt>,
+        result -> Nullable<Text>,
+        failure_kind -> Nullable<Text>,
+        error -> Nullable<Text>,
+        created_at -> Timestamp,
+        started_at -> Nullable<Timestamp>,
+        ended_at -> Nullable<Timestamp>,
+    }
+}
+
+diesel::table! {
     federated_sessions (id) {
         id -> BigInt,
         owner_id -> BigInt,

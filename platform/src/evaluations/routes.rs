@@ -5,16 +5,17 @@ use serde::Deserialize;
 use trainyard_shared::ids::{DatasetId, EvaluationId, JobId, UserId};
 use utoipa::ToSchema;
 
-use super::state::{Answer, Event};
+use super::kind::Evaluations;
 use super::store::{self, EvaluationRow, NewEvaluation};
 use super::view::EvaluationView;
 use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, now};
 use crate::datasets;
-use crate::error::{ApiError, ErrorCode, FieldProblem};
+use crate::error::{ApiError, FieldProblem};
 use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
 use crate::models::target;
 use crate::server::AppState;
+use crate::tasks;
 
 /// What can be measured.
 const METRICS: [&str; 3] = ["perplexity", "loss", "token_accuracy"];
@@ -166,18 +167,7 @@ pub async fn cancel(
 ) -> Result<HttpResponse, ApiError> {
     let row = visible(&state, &user, id).await?;
     user.require_change(row.owner_id, "evaluation")?;
-    let cancelled = state
-        .actors
-        .evaluations
-        .apply(id, Event::CancelAsked)
-        .await?;
-    if cancelled != Answer::Taken {
-        let row = visible(&state, &user, id).await?;
-        if row.status != "cancelled" {
-            let message = format!("the evaluation has ended: it is {}", row.status);
-            return Err(ApiError::new(ErrorCode::Conflict, message));
-        }
-    }
+    tasks::cancel::<Evaluations>(&state.actors, id).await?;
     Ok(HttpResponse::NoContent().finish())
 }
 

@@ -2,18 +2,14 @@
 
 use chrono::NaiveDateTime;
 use diesel::prelude::*;
-use trainyard_shared::FailureKind;
-use trainyard_shared::ids::{DatasetId, EvaluationId, JobId, UserId, WorkerId};
+use trainyard_shared::ids::{DatasetId, EvaluationId, JobId, UserId};
 use trainyard_shared::message::EvaluationMetrics;
 
-use super::state::{End, Failure, Phase};
 use crate::database::schema::evaluations;
 use crate::database::{DatabaseError, DbConnection, from_json_text, last_insert_id, to_json_text};
+use crate::tasks::task_queries;
 
-/// Most evaluations of the queue that are looked at in one round of the dispatcher.
-const QUEUE_WINDOW: i64 = 1_000;
-const QUEUED: &str = Phase::Queued.as_str();
-const RUNNING: &str = "running";
+task_queries!(evaluations, EvaluationRow, EvaluationId);
 
 /// An evaluation's row.
 #[derive(Debug, Clone, Queryable, Selectable)]
@@ -61,11 +57,6 @@ pub struct NewEvaluation {
 }
 
 impl EvaluationRow {
-    /// Its number.
-    pub fn id(&self) -> EvaluationId {
-        EvaluationId(self.id)
-    }
-
     /// What is measured.
     ///
     /// # Errors
@@ -80,15 +71,6 @@ impl EvaluationRow {
     /// When what is stored cannot be read.
     pub fn result(&self) -> Result<Option<EvaluationMetrics>, DatabaseError> {
         self.result.as_deref().map(from_json_text).transpose()
-    }
-
-    /// Why there are none.
-    pub fn failure(&self) -> Option<Failure> {
-        let kind = FailureKind::from_word(self.failure_kind.as_deref()?);
-        Some(Failure {
-            error: self.error.clone().unwrap_or_default(),
-            kind: kind.unwrap_or(FailureKind::Internal),
-        })
     }
 }
 
@@ -119,20 +101,6 @@ pub fn insert(
     row(connection, EvaluationId(id))
 }
 
-/// An evaluation's row.
-///
-/// # Errors
-/// [`DatabaseError::NotFound`] when there is no such evaluation.
-pub fn row(
-    connection: &mut DbConnection,
-    id: EvaluationId,
-) -> Result<EvaluationRow, DatabaseError> {
-    Ok(evaluations::table
-        .find(id.get())
-        .select(EvaluationRow::as_select())
-        .first(connection)?)
-}
-
 /// Evaluations with an id below `before`, newest first; of one owner only, where given.
 ///
 /// # Errors
@@ -155,32 +123,6 @@ pub fn list(
     Ok(query.load(connection)?)
 }
 
-/// The evaluations that have not ended, oldest first.
-///
-/// # Errors
-/// Those of the database.
-pub fn under_way(connection: &mut DbConnection) -> Result<Vec<EvaluationRow>, DatabaseError> {
-    Ok(evaluations::table
-        .filter(evaluations::ended_at.is_null())
-        .order(evaluations::id.asc())
-        .select(EvaluationRow::as_select())
-        .load(connection)?)
-}
-
-/// The front of the queue, oldest first.
-///
-/// # Errors
-/// Those of the database.
-pub fn queue(connection: &mut DbConnection) -> Result<Vec<EvaluationId>, DatabaseError> {
-    let ids: Vec<i64> = evaluations::table
-        .filter(evaluations::status.eq(QUEUED))
-        .order(evaluations::id.asc())
-        .limit(QUEUE_WINDOW)
-        .select(evaluations::id)
-        .load(connection)?;
-    Ok(ids.into_iter().map(EvaluationId).collect())
-}
-
 /// Whether an evaluation that has not ended uses the data set.
 ///
 /// # Errors
@@ -196,82 +138,4 @@ pub fn uses_dataset(
         .first(connection)
         .optional()?;
     Ok(found.is_some())
-}
-
-/// The same of a job.
-///
-/// # Errors
-/// Those of the database.
-pub fn uses_job(connection: &mut DbConnection, job: JobId) -> Result<bool, DatabaseError> {
-    let found: Option<i64> = evaluations::table
-        .filter(evaluations::job_id.eq(job.get()))
-        .filter(evaluations::ended_at.is_null())
-        .select(evaluations::id)
-        .first(connection)
-        .optional()?;
-    Ok(found.is_some())
-}
-
-/// Whether a worker measures a job's adapter at the moment.
-///
-/// # Errors
-/// Those of the database.
-pub fn needs_adapter(
-    connection: &mut DbConnection,
-    worker: WorkerId,
-    job: JobId,
-) -> Result<bool, DatabaseError> {
-    let found: Option<i64> = evaluations::table
-        .filter(evaluations::job_id.eq(job.get()))
-        .filter(evaluations::worker_id.eq(worker.get()))
-        .filter(evaluations::ended_at.is_null())
-        .select(evaluations::id)
-        .first(connection)
-        .optional()?;
-    Ok(found.is_some())
-}
-
-/// Writes down where an evaluation stands. Its actor is the only one that does, so a repeat after an outcome that
-/// is not known writes the same again.
-///
-/// # Errors
-/// Those of the database.
-pub fn save(
-    connection: &mut DbConnection,
-    id: EvaluationId,
-    phase: Phase,
-    end: Option<&End>,
-    now: NaiveDateTime,
-) -> Result<(), DatabaseError> {
-    let worker = phase.worker().map(WorkerId::get);
-    let row = evaluations::table.find(id.get());
-    match end {
-        None => {
-            diesel::update(row)
-                .set((
-                    evaluations::status.eq(RUNNING),
-                    evaluations::worker_id.eq(worker),
-                    evaluations::started_at.eq(now),
-                ))
-                .execute(connection)?;
-        }
-        Some(end) => {
-            let (result, failure) = match end {
-                End::Figures(figures) => (Some(to_json_text(figures)?), None),
-                End::Failure(failure) => (None, Some(failure)),
-                End::Cancelled => (None, None),
-            };
-            diesel::update(row)
-                .set((
-                    evaluations::status.eq(phase.as_str()),
-                    evaluations::worker_id.eq(worker),
-                    evaluations::result.eq(result),
-                    evaluations::failure_kind.eq(failure.map(|failure| failure.kind.as_str())),
-                    evaluations::error.eq(failure.map(|failure| failure.error.as_str())),
-                    evaluations::ended_at.eq(now),
-                ))
-                .execute(connection)?;
-        }
-    }
-    Ok(())
 }

@@ -3,11 +3,12 @@
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use trainyard_shared::FailureKind;
-use trainyard_shared::message::EvaluationMetrics;
+use trainyard_shared::message::{EvaluationMetrics, TaskProgressData};
 use utoipa::ToSchema;
 
 use super::store::EvaluationRow;
 use crate::database::{DatabaseError, shown_time};
+use crate::tasks::ProgressView;
 
 /// An evaluation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -40,21 +41,15 @@ pub struct EvaluationView {
     ended_at: Option<DateTime<Utc>>,
 }
 
-/// How far an evaluation is.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct ProgressView {
-    /// Examples that are done.
-    done: u64,
-    /// Examples in all.
-    total: u64,
-}
-
 impl EvaluationView {
     /// The evaluation with how far it is.
     ///
     /// # Errors
     /// When what is stored cannot be read.
-    pub fn of(row: EvaluationRow, progress: Option<(u64, u64)>) -> Result<Self, DatabaseError> {
+    pub fn of(
+        row: EvaluationRow,
+        progress: Option<TaskProgressData>,
+    ) -> Result<Self, DatabaseError> {
         let metrics = row.metrics()?;
         let result = row.result()?;
         let failure = row.failure();
@@ -71,7 +66,7 @@ impl EvaluationView {
             metrics,
             batch_size: row.batch_size,
             max_length: row.max_length,
-            progress: progress.map(|(done, total)| ProgressView { done, total }),
+            progress: progress.map(ProgressView::from),
             result,
             failure_kind: failure.as_ref().map(|failure| failure.kind),
             error: failure.map(|failure| failure.error),
@@ -115,7 +110,8 @@ mod tests {
             ..running.clone()
         };
         let shows_progress = |row| {
-            let view = EvaluationView::of(row, Some((4, 4))).unwrap();
+            let view =
+                EvaluationView::of(row, Some(TaskProgressData { done: 4, total: 4 })).unwrap();
             view.progress.is_some()
         };
         assert!(shows_progress(running));

@@ -83,7 +83,10 @@ impl Candidate {
     fn is_busy_otherwise(&self) -> bool {
         matches!(
             self.status,
-            WorkerStatus::Training | WorkerStatus::Evaluating | WorkerStatus::Federated
+            WorkerStatus::Training
+                | WorkerStatus::Evaluating
+                | WorkerStatus::Exporting
+                | WorkerStatus::Federated
         )
     }
 }

@@ -239,7 +239,11 @@ fn forget_checkpoints(connection: &mut DbConnection, next: &JobState) -> Result<
     Ok(())
 }
 
-fn add_artifact(
+/// Lists a stored file among those of a job.
+///
+/// # Errors
+/// Those of the database.
+pub fn add_artifact(
     connection: &mut DbConnection,
     id: JobId,
     attempt: i32,

@@ -115,7 +115,7 @@ pub fn checkpoints(
         .load(connection)?)
 }
 
-/// The files of the result, by key.
+/// The files of the result and of its exports, by key.
 ///
 /// # Errors
 /// Those of the database.

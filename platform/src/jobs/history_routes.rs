@@ -12,8 +12,8 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::history;
 use super::routes::visible;
-use super::view::{ArtifactView, CheckpointView, artifact_views, checkpoint_views, result_folder};
-use crate::artifacts::redirect_to;
+use super::view::{ArtifactView, CheckpointView, artifact_views, checkpoint_views};
+use crate::artifacts::{redirect_to, shown_path};
 use crate::auth::CurrentUser;
 use crate::database::{DatabaseError, shown_time};
 use crate::error::ApiError;
@@ -231,13 +231,13 @@ pub async fn checkpoints(
     Ok(web::Json(Checkpoints { items }))
 }
 
-/// All files of a job's result.
+/// All files of a job's result and of its exports.
 #[derive(Serialize, ToSchema)]
 pub struct Artifacts {
     items: Vec<ArtifactView>,
 }
 
-/// The files of a job's result.
+/// The files of a job's result and of its exports.
 #[utoipa::path(get, path = "/api/jobs/{id}/artifacts", tag = "jobs", params(("id" = i64, Path)), responses(
     (status = 200, body = Artifacts, description = "the files"),
     (status = 404, description = "no such job"),
@@ -256,7 +256,7 @@ pub async fn artifacts(
     Ok(web::Json(Artifacts { items }))
 }
 
-/// A file of a job's result.
+/// A file of a job's result or of one of its exports.
 #[utoipa::path(get, path = "/api/jobs/{id}/artifacts/{path}", tag = "jobs",
     params(("id" = i64, Path), ("path" = String, Path)), responses(
     (status = 302, description = "to a signed URL of the file"),
@@ -270,7 +270,6 @@ pub async fn artifact(
 ) -> Result<HttpResponse, ApiError> {
     visible(&state, &user, id).await?;
     let path = request.match_info().get("path").unwrap_or_default();
-    let wanted = format!("{}{path}", result_folder(id));
     let files = state
         .database
         .read::<_, DatabaseError, _>(move |c| history::result_files(c, id))
@@ -278,7 +277,7 @@ pub async fn artifact(
     // Only what is listed is given out: no path from outside ever becomes a key.
     let file = files
         .into_iter()
-        .find(|file| file.storage_key == wanted)
+        .find(|file| shown_path(id, &file.storage_key) == path)
         .ok_or_else(|| ApiError::not_found("file of this job"))?;
     let key = StorageKey::parse(&file.storage_key)?;
     Ok(redirect_to(state.storage.as_ref(), &key).await?)

@@ -113,29 +113,9 @@ fn text(news: News, state: &JobState) -> ByteString {
 
 /// The state in the words of a `job_update`.
 pub fn update(state: &JobState) -> JobUpdateData {
-    let shown = state.progress.shown();
-    let progress = shown.cloned().unwrap_or_default();
     let failure = state.failure.as_ref();
     JobUpdateData {
-        epoch: progress.epoch,
-        step: shown.map(|shown| shown.step),
-        total_steps: progress.total_steps,
-        loss: progress.loss,
-        learning_rate: progress.learning_rate,
-        grad_norm: progress.grad_norm,
-        throughput: progress.throughput,
-        perplexity: progress.perplexity,
-        token_throughput: progress.token_throughput,
-        loss_ema: progress.loss_ema,
-        gpu_utilization: progress.gpu_utilization,
-        gpu_memory_used: progress.gpu_memory_used,
-        cpu_utilization: progress.cpu_utilization,
-        ram_used: progress.ram_used,
-        eval_loss: progress.eval_loss,
-        eval_perplexity: progress.eval_perplexity,
-        micro_batch_size: progress.micro_batch_size,
-        gradient_accumulation_steps: progress.gradient_accumulation_steps,
-        eta_seconds: progress.eta_seconds,
+        progress: state.progress.shown().cloned(),
         attempt: Some(state.attempt),
         awaiting_worker: Some(state.awaiting_worker),
         begins_anew_because: state.begins_anew_because(),

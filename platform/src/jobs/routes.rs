@@ -22,7 +22,7 @@ use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
 use crate::models::is_hub_name;
 use crate::server::AppState;
 use crate::workers::dispatcher::Poke;
-use crate::{datasets, evaluations, workers};
+use crate::{datasets, evaluations, exports, workers};
 
 const MAX_NAME_CHARACTERS: usize = 200;
 const MAX_RETRIES: u32 = 100;
@@ -281,9 +281,13 @@ pub async fn delete(
     PathId(id): PathId<JobId>,
 ) -> Result<HttpResponse, ApiError> {
     changeable(&state, &user, id).await?;
-    let read = move |c: &mut _| evaluations::store::uses_job(c, id);
-    if state.database.read(read).await? {
-        let message = "an evaluation that has not ended uses this job's adapter";
+    let used = move |c: &mut _| {
+        Ok::<_, DatabaseError>(
+            evaluations::store::uses_job(c, id)? || exports::store::uses_job(c, id)?,
+        )
+    };
+    if state.database.read(used).await? {
+        let message = "an evaluation or an export that has not ended uses this job's result";
         return Err(ApiError::new(ErrorCode::InUse, message));
     }
     match state

@@ -458,7 +458,7 @@ fn absent<T>(error: DatabaseError) -> Result<Option<T>, DatabaseError> {
     }
 }
 
-fn not_ours(column: &str, value: &str) -> DatabaseError {
+pub(crate) fn not_ours(column: &str, value: &str) -> DatabaseError {
     let message = format!("{column} holds {value:?}");
     DatabaseError::Query(diesel::result::Error::DeserializationError(message.into()))
 }

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::history::{ArtifactRow, CheckpointRow};
 use super::state::{JobState, why_anew};
 use super::store::JobRow;
-use crate::artifacts::job_folders;
+use crate::artifacts::{job_folders, shown_path};
 use crate::database::{DatabaseError, from_json_text, shown_time};
 use trainyard_shared::ids::JobId;
 
@@ -101,7 +101,7 @@ pub struct CheckpointView {
 /// A file of a job's result.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ArtifactView {
-    /// Below the result's folder; or, not verified, where the worker says that the result is.
+    /// Below the result's folder, `exports/` and so on for those of an export; or, not verified, where the worker says that the result is.
     path: String,
     size_bytes: Option<i64>,
     sha256: Option<String>,
@@ -240,7 +240,7 @@ pub fn checkpoint_views(
         .collect()
 }
 
-/// The files of a result; of a worker that named none, the place that it named.
+/// The files of a result and of its exports; of a worker that named none, the place that it named.
 ///
 /// # Errors
 /// When what is stored cannot be read.
@@ -261,14 +261,10 @@ pub fn artifact_views(
             .into_iter()
             .collect());
     }
-    let folder = result_folder(JobId(job.id));
     Ok(files
         .into_iter()
         .map(|file| ArtifactView {
-            path: file
-                .storage_key
-                .strip_prefix(&folder)
-                .map_or(file.storage_key.clone(), str::to_owned),
+            path: shown_path(JobId(job.id), &file.storage_key).to_owned(),
             size_bytes: Some(file.size_bytes),
             sha256: Some(file.sha256),
             verified: true,

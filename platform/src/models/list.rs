@@ -1,17 +1,20 @@
-//! `GET /api/models`: the base models that workers have, and the adapters that jobs have made.
+//! `GET /api/models`: the base models that workers have, and what jobs have made of them.
 
 use std::collections::BTreeMap;
 
 use actix_web::web;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use trainyard_shared::JobStatus;
+use trainyard_shared::training::TrainingConfig;
 use utoipa::ToSchema;
 
 use crate::auth::CurrentUser;
 use crate::database::{DatabaseError, from_json_text, shown_time};
 use crate::error::ApiError;
 use crate::jobs::history;
+use crate::jobs::store::JobRow;
 use crate::server::AppState;
 use crate::{jobs, workers};
 
@@ -24,19 +27,19 @@ pub struct ModelView {
     /// Its name at the hub, or `job-` and the job's number.
     id: String,
     kind: ModelKind,
-    /// What an adapter belongs to.
+    /// What a job made it of.
     #[serde(skip_serializing_if = "Option::is_none")]
     base_model: Option<String>,
-    /// The job that made an adapter.
+    /// The job that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<i64>,
     /// The workers that have a base model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker_ids: Vec<i64>,
-    /// Whether an adapter's files are stored and checked, so that it can be asked.
+    /// Whether the files of what a job made are stored and checked, so that it can be asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<bool>,
-    /// When an adapter was made.
+    /// When a job made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<DateTime<Utc>>,
 }
@@ -64,8 +67,21 @@ impl ModelView {
 pub enum ModelKind {
     /// A model of the hub.
     Base,
-    /// What a job made of one.
+    /// An adapter that a job made for one.
     Adapter,
+    /// What a job made of one by training all its weights.
+    Full,
+}
+
+impl ModelKind {
+    /// What a job makes, by its config.
+    fn of_result(job: &JobRow) -> Result<Self, DatabaseError> {
+        let config = TrainingConfig::parse(&Value::Object(job.config()?));
+        Ok(match config {
+            Ok(config) if !config.use_peft => Self::Full,
+            _ => Self::Adapter,
+        })
+    }
 }
 
 /// All models that one may work with.
@@ -81,7 +97,7 @@ struct Hardware {
     models: Vec<String>,
 }
 
-/// Base models seen on workers, and the adapters of completed jobs that one may see.
+/// Base models seen on workers, and the results of completed jobs that one may see.
 #[utoipa::path(get, path = "/api/models", tag = "models",
     responses((status = 200, body = Models, description = "the models")))]
 pub async fn list(
@@ -125,16 +141,18 @@ pub async fn visible(state: &AppState, user: &CurrentUser) -> Result<Vec<ModelVi
         verified: None,
         created_at: None,
     });
-    let adapters = jobs.into_iter().map(|job| ModelView {
-        id: format!("job-{}", job.id),
-        kind: ModelKind::Adapter,
-        base_model: Some(job.base_model),
-        job_id: Some(job.id),
-        worker_ids: Vec::new(),
-        verified: Some(verified.contains(&job.id)),
-        created_at: job.ended_at.map(shown_time),
+    let results = jobs.into_iter().map(|job| {
+        Ok(ModelView {
+            id: format!("job-{}", job.id),
+            kind: ModelKind::of_result(&job)?,
+            base_model: Some(job.base_model),
+            job_id: Some(job.id),
+            worker_ids: Vec::new(),
+            verified: Some(verified.contains(&job.id)),
+            created_at: job.ended_at.map(shown_time),
+        })
     });
-    Ok(bases.chain(adapters).collect())
+    bases.map(Ok).chain(results).collect()
 }
 
 #[cfg(test)]
@@ -172,6 +190,18 @@ mod tests {
         assert_eq!(models["items"][1]["worker_ids"], json!([worker.id]));
         assert_eq!(models["items"][2]["base_model"], "yard/tiny");
         assert_eq!(models["items"][2]["verified"], false);
+        assert_eq!(models["items"][2]["kind"], "adapter");
+        let whole = admin.job(json!({"config": {"use_lora": false}})).await;
+        worker.take_job().await;
+        worker.say_acked("job_completed", whole, json!({})).await;
+        let (_, models) = admin.get("/api/models").await;
+        let kinds: Vec<_> = models["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|model| &model["kind"])
+            .collect();
+        assert_eq!(kinds, ["base", "base", "full", "adapter"]);
         let (_, models) = member.get("/api/models").await;
         assert_eq!(ids(&models), ["org/other", "yard/tiny"]);
     }

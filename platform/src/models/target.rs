@@ -108,6 +108,15 @@ impl Target {
         self.adapter.as_ref().map(|adapter| adapter.folder.clone())
     }
 
+    /// Whether the job has trained all weights, so that its result is a model of its own and no adapter.
+    pub fn has_all_weights(&self) -> bool {
+        let has = |name: &str| {
+            let mut files = self.adapter.iter().flat_map(|adapter| &adapter.files);
+            files.any(|file| file.name == name)
+        };
+        has("config.json") && !has("adapter_config.json")
+    }
+
     /// Where a worker fetches the adapter's files.
     pub fn download_urls(&self, storage: &dyn ObjectStore) -> Vec<DownloadUrl> {
         let files = self.adapter.iter().flat_map(|adapter| &adapter.files);
@@ -256,10 +265,22 @@ fn no_such_session(error: DatabaseError) -> ApiError {
 /// # Errors
 /// 404 for a job that may not be seen, 409 for one without a verified adapter.
 pub async fn of_job(state: &AppState, user: &CurrentUser, job: JobId) -> Result<Target, ApiError> {
+    require_sight(state, user, job).await?;
+    load(&state.database, job).await
+}
+
+/// Makes sure that one may see a job.
+///
+/// # Errors
+/// 404.
+pub async fn require_sight(
+    state: &AppState,
+    user: &CurrentUser,
+    job: JobId,
+) -> Result<(), ApiError> {
     let read = move |c: &mut _| jobs::store::row(c, job);
     let row = state.database.read(read).await.map_err(no_such_job)?;
-    user.require_sight(row.owner_id, "job")?;
-    load(&state.database, job).await
+    user.require_sight(row.owner_id, "job")
 }
 
 /// The same for one whose rights were looked at before.

@@ -8,15 +8,15 @@
 use std::collections::{HashMap, VecDeque};
 
 use bytestring::ByteString;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, TaskId, WorkerId};
 
 /// Which updates say the same thing anew.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Topic {
     /// The progress of a job between two changes of its state.
     Job(JobId),
-    /// How far an evaluation is.
-    Evaluation(EvaluationId),
+    /// How far a task is.
+    Task(TaskId),
     /// How the round of a federated session stands.
     FederatedSession(FederatedSessionId),
     /// The load of a worker between two changes of what it does.

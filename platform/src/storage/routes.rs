@@ -90,7 +90,7 @@ async fn take_in(
         PermittedUpload::Exactly(terms) => Expected::exactly(&terms),
         PermittedUpload::AtMost(most) => Expected::at_most(most),
     };
-    artifacts::refuse_of_deleted_job(state, &key).await?;
+    artifacts::refuse_of_what_is_gone(state, &key).await?;
     federated::refuse_of_closed_round(state, &key)?;
     store(state, &key, expected, body).await
 }

@@ -1,11 +1,11 @@
-//! What tests of inference and evaluations share: a played worker's part in them, and a job with an adapter.
+//! What tests of inference, evaluations and exports share: a played worker's part in them, and a job with a result.
 
-use reqwest::Method;
+use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::sockets::TestWorker;
-use super::{Session, answer};
+use super::{Platform, Session, answer};
 
 /// Content of the files of an adapter that nobody opens.
 const CONTENT: &str = "hello";
@@ -63,32 +63,55 @@ impl TestWorker {
 
     /// Runs a job of that user to its end, with an adapter of two files.
     pub(crate) async fn train(&mut self, user: &Session<'_>) -> i64 {
+        let names = ["adapter_config.json", "adapter_model.safetensors"];
+        self.train_to(user, &names).await
+    }
+
+    /// Runs a job of that user to its end, with a result of these files.
+    pub(crate) async fn train_to(&mut self, user: &Session<'_>, names: &[&str]) -> i64 {
         let job = user.job(json!({})).await;
         assert_eq!(self.take_job().await, job);
-        let own = Session {
-            platform: user.platform,
-            token: self.key.clone(),
-        };
         let mut files = Vec::new();
-        for name in ["adapter_config.json", "adapter_model.safetensors"] {
+        for name in names {
             let key = format!("models/job-{job}/final/{name}");
-            let size = CONTENT.len();
-            let asked =
-                json!({"job_id": job, "key": key, "size": size, "sha256": SHA256_OF_CONTENT});
-            let (status, grant) = own.post("/api/worker/uploads", asked).await;
-            assert_eq!(status, 200, "{grant}");
-            let request = user
-                .platform
-                .client
-                .request(Method::PUT, grant["url"].as_str().unwrap());
-            let (status, stored) = answer(request.body(CONTENT).send().await.unwrap()).await;
-            assert!(status.is_success(), "{stored}");
-            files.push(json!({"key": key, "size_bytes": size, "sha256": SHA256_OF_CONTENT}));
+            files.push(self.store(user.platform, job, &key).await);
         }
         self.say_acked("job_completed", job, json!({ "files": files }))
             .await;
         job
     }
+
+    /// Stores a file of a job as this worker; how messages name it.
+    pub(crate) async fn store(&self, platform: &Platform, job: i64, key: &str) -> Value {
+        let (status, grant) = self.may_store(platform, job, key).await;
+        assert_eq!(status, 200, "{grant}");
+        let (status, stored) = put(platform, &grant).await;
+        assert!(status.is_success(), "{stored}");
+        json!({"key": key, "size_bytes": CONTENT.len(), "sha256": SHA256_OF_CONTENT})
+    }
+
+    /// Asks for leave to store a file of a job as this worker.
+    pub(crate) async fn may_store(
+        &self,
+        platform: &Platform,
+        job: i64,
+        key: &str,
+    ) -> (StatusCode, Value) {
+        let own = Session {
+            platform,
+            token: self.key.clone(),
+        };
+        let size = CONTENT.len();
+        let asked = json!({"job_id": job, "key": key, "size": size, "sha256": SHA256_OF_CONTENT});
+        own.post("/api/worker/uploads", asked).await
+    }
+}
+
+/// Stores the file that leave was given for.
+pub(crate) async fn put(platform: &Platform, grant: &Value) -> (StatusCode, Value) {
+    let url = grant["url"].as_str().unwrap();
+    let request = platform.client.request(Method::PUT, url);
+    answer(request.body(CONTENT).send().await.unwrap()).await
 }
 
 /// The events of a stream that has ended: their names, and their data as JSON where it is JSON.

@@ -14,15 +14,17 @@ use actix::prelude::*;
 use trainyard_shared::ids::{JobId, WorkerId};
 
 use super::event::Occupation;
-use super::placement::{Abilities, best_for_evaluation, place};
+use super::placement::{Abilities, best_for_task, place};
 use super::supervisor::{Claim, GetFree, Occupy, Unclaim, Vacate};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
-use crate::evaluations;
+use crate::evaluations::Evaluations;
+use crate::exports::Exports;
 use crate::federated::state as federated;
 use crate::jobs::actor::GetState;
 use crate::jobs::event::{Answer, Event};
 use crate::jobs::store;
+use crate::tasks::{self, Kind};
 
 /// How long to wait after the queue could not be read.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -79,7 +81,8 @@ async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
     if free.is_empty() {
         return Ok(());
     }
-    dispatch_evaluations(&actors, &mut free).await?;
+    dispatch_tasks::<Evaluations>(&actors, &mut free).await?;
+    dispatch_tasks::<Exports>(&actors, &mut free).await?;
     dispatch_sessions(&actors, &mut free).await;
     let (waiting, shares) = actors.database.read(store::queue).await?;
     for (job, worker) in place(&waiting, &free, &shares) {
@@ -110,27 +113,27 @@ async fn dispatch(actors: Actors) -> Result<(), DatabaseError> {
     Ok(())
 }
 
-/// Evaluations are short and go first, in their order.
-async fn dispatch_evaluations(
+/// Tasks take minutes and go before jobs, each kind in its order.
+async fn dispatch_tasks<K: Kind>(
     actors: &Actors,
     free: &mut BTreeMap<WorkerId, Abilities>,
 ) -> Result<(), DatabaseError> {
-    for evaluation in actors.database.read(evaluations::store::queue).await? {
-        let Some(worker) = best_for_evaluation(free) else {
+    for id in actors.database.read(K::queue).await? {
+        let Some(worker) = best_for_task(free, K::can) else {
             return Ok(());
         };
         free.remove(&worker);
-        let with = Occupation::Evaluation(evaluation);
+        let with = Occupation::Task(id.into());
         if !matches!(
             actors.supervisor.send(Occupy { worker, with }).await,
             Ok(true)
         ) {
             continue;
         }
-        let event = evaluations::state::Event::Assigned(worker);
-        let assigned = actors.evaluations.apply(evaluation, event).await;
-        if !matches!(assigned, Ok(evaluations::state::Answer::Taken)) {
-            tracing::info!(evaluation.id = %evaluation, ?assigned, "evaluation is not assigned");
+        let event = tasks::state::Event::Assigned(worker);
+        let assigned = K::directory(actors).apply(id, event).await;
+        if !matches!(assigned, Ok(tasks::state::Answer::Taken)) {
+            tracing::info!(?assigned, "{} {id} is not assigned", K::NOUN);
             vacate(actors, worker, with).await;
         }
     }

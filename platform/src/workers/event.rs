@@ -2,7 +2,7 @@
 //! shown.
 
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, JobId, WorkerId};
+use trainyard_shared::ids::{EvaluationId, ExportId, FederatedSessionId, JobId, TaskId, WorkerId};
 
 use crate::clock::Moment;
 
@@ -35,8 +35,8 @@ pub enum ReportedBy {
 /// What occupies a worker beside jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occupation {
-    /// It measures a model.
-    Evaluation(EvaluationId),
+    /// It measures or exports a model.
+    Task(TaskId),
     /// It takes part in a federated session.
     Session(FederatedSessionId),
 }
@@ -45,7 +45,8 @@ impl Occupation {
     /// How the worker is shown meanwhile.
     pub const fn status(self) -> WorkerStatus {
         match self {
-            Self::Evaluation(_) => WorkerStatus::Evaluating,
+            Self::Task(TaskId::Evaluation(_)) => WorkerStatus::Evaluating,
+            Self::Task(TaskId::Export(_)) => WorkerStatus::Exporting,
             Self::Session(_) => WorkerStatus::Federated,
         }
     }
@@ -56,6 +57,8 @@ impl Occupation {
 pub struct NamedWork {
     /// Evaluations.
     pub evaluations: Option<Vec<EvaluationId>>,
+    /// Exports: every worker that makes them names them, be it none.
+    pub exports: Option<Vec<ExportId>>,
     /// Federated sessions.
     pub sessions: Option<Vec<FederatedSessionId>>,
 }
@@ -64,10 +67,15 @@ impl NamedWork {
     /// Whether that is among it, as far as is known.
     pub fn holds(&self, what: Occupation) -> Option<bool> {
         match what {
-            Occupation::Evaluation(id) => self.evaluations.as_ref().map(|ids| ids.contains(&id)),
-            Occupation::Session(id) => self.sessions.as_ref().map(|ids| ids.contains(&id)),
+            Occupation::Task(TaskId::Evaluation(id)) => among(&self.evaluations, id),
+            Occupation::Task(TaskId::Export(id)) => among(&self.exports, id),
+            Occupation::Session(id) => among(&self.sessions, id),
         }
     }
+}
+
+fn among<Id: PartialEq>(named: &Option<Vec<Id>>, id: Id) -> Option<bool> {
+    named.as_ref().map(|ids| ids.contains(&id))
 }
 
 /// What must be done because of something that happened to a worker, in this order.

@@ -32,7 +32,7 @@ impl JobMessage {
     ///
     /// # Errors
     ///
-    /// [`MessageRefused`] for a path that leaves the job's own place or lies in another job's, and for inferences, evaluations and
+    /// [`MessageRefused`] for a path that leaves the job's own place or lies in another job's, and for
     /// federated sessions, of which no worker has been given any.
     pub fn from_wire(message: FromWorker) -> Result<Self, MessageRefused> {
         let wire_type = message.wire_type();

@@ -36,6 +36,8 @@ pub struct Abilities {
     pub gpu_memory_gb: Option<f64>,
     /// Its benchmark's score, higher is better.
     pub score: Option<f64>,
+    /// Whether it writes results of jobs in other forms, which the source's workers do not.
+    pub exports: bool,
 }
 
 /// How many jobs each owner has with workers, and may have.
@@ -102,16 +104,19 @@ fn best_worker(job: &WaitingJob, free: &BTreeMap<WorkerId, Abilities>) -> Option
         .map(|(worker, _)| *worker)
 }
 
-/// The free worker that evaluates a model: of those that take inference one that does not train, if there is one,
+/// The free worker for a task: of those that take inference and can do it one that does not train, if there is one,
 /// and with the best benchmark score.
-pub fn best_for_evaluation(free: &BTreeMap<WorkerId, Abilities>) -> Option<WorkerId> {
+pub fn best_for_task(
+    free: &BTreeMap<WorkerId, Abilities>,
+    can: impl Fn(&Abilities) -> bool,
+) -> Option<WorkerId> {
     let rank = |abilities: &Abilities| {
         let score = abilities.score.filter(|score| score.is_finite());
         let trains = abilities.worker_type.takes_training();
         (!trains, score.unwrap_or(f64::NEG_INFINITY))
     };
     free.iter()
-        .filter(|(_, abilities)| abilities.worker_type.takes_inference())
+        .filter(|(_, abilities)| abilities.worker_type.takes_inference() && can(abilities))
         .max_by(|(a, of_a), (b, of_b)| {
             let (a_first, a_score) = rank(of_a);
             let (b_first, b_score) = rank(of_b);
@@ -249,6 +254,7 @@ mod tests {
             worker_type: WorkerType::Both,
             gpu_memory_gb: None,
             score: Some(score),
+            exports: false,
         }
     }
 
@@ -354,20 +360,32 @@ mod tests {
     }
 
     #[test]
-    fn an_evaluation_gets_a_worker_that_takes_inference_and_best_one_that_does_not_train() {
+    fn a_task_gets_a_worker_that_takes_inference_and_best_one_that_does_not_train() {
         let of_type = |worker_type, score| Abilities {
             worker_type,
             ..worker(score)
         };
         let (only_trains, both) = (WorkerType::Training, WorkerType::Both);
-        let found = best_for_evaluation(&free([(1, of_type(only_trains, 9.0))]));
+        let best_for_task = |free: &BTreeMap<_, _>| best_for_task(free, |_| true);
+        let found = best_for_task(&free([(1, of_type(only_trains, 9.0))]));
         assert_eq!(found, None);
-        let found = best_for_evaluation(&free([
+        let found = best_for_task(&free([
             (1, of_type(both, 9.0)),
             (2, of_type(WorkerType::Inference, 1.0)),
         ]));
         assert_eq!(found, Some(WorkerId(2)));
-        let found = best_for_evaluation(&free([(1, of_type(both, 1.0)), (2, of_type(both, 9.0))]));
+        let found = best_for_task(&free([(1, of_type(both, 1.0)), (2, of_type(both, 9.0))]));
+        assert_eq!(found, Some(WorkerId(2)));
+    }
+
+    #[test]
+    fn an_export_gets_a_worker_that_makes_exports() {
+        let exporter = Abilities {
+            exports: true,
+            ..worker(1.0)
+        };
+        let workers = free([(1, worker(9.0)), (2, exporter)]);
+        let found = best_for_task(&workers, |abilities| abilities.exports);
         assert_eq!(found, Some(WorkerId(2)));
     }
 

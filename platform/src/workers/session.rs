@@ -8,13 +8,14 @@
 //! 3. A message with a `message_id` is acknowledged when what it changed is in the database.
 //! 4. A newer connection of the same worker takes over: from that moment nothing that this one says counts.
 
-mod evaluations;
+mod entering;
 mod federated;
 mod inference;
+mod tasks;
 
 use std::borrow::Cow;
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use actix::prelude::*;
 use actix_http::ws::{Message as WsMessage, ProtocolError};
@@ -24,19 +25,18 @@ use trainyard_shared::Secret;
 use trainyard_shared::frame::close;
 use trainyard_shared::ids::{InferenceId, MessageId, WorkerUuid};
 use trainyard_shared::message::{
-    Ack, AuthFailed, Authenticate, Authenticated, DecodeError, EnrollmentComplete,
-    EnrollmentCompleteData, Error, ErrorCode, FromDashboard, FromWorker, ToDashboard, ToWorker,
-    WorkerRegister,
+    Ack, DecodeError, EnrollmentComplete, EnrollmentCompleteData, Error, ErrorCode, FromDashboard,
+    FromWorker, ToDashboard, ToWorker,
 };
 
-use super::authentication::{self, Proved, Refused};
 use super::event::{NamedWork, ReportedBy, SelfReport};
 use super::job_messages::{self, JobMessage};
 use super::lease::Lease;
-use super::supervisor::{Connect, Disconnected, Register, Reported, Supervisor};
+use super::supervisor::{Disconnected, Reported, Supervisor};
 use super::{WorkerLimits, store};
 use crate::artifacts::ArtifactError;
-use crate::database::{DatabaseError, now};
+use crate::evaluations::Evaluations;
+use crate::exports::Exports;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Answer;
 use crate::server::AppState;
@@ -45,7 +45,6 @@ use crate::sockets::caps::WorkerPlace;
 use crate::sockets::incoming::{Incoming, Received};
 use crate::sockets::outgoing::Outgoing;
 use crate::sockets::rate::OF_WORKER;
-use evaluations::EvaluationMessage;
 use federated::FederatedMessage;
 use inference::InferenceMessage;
 
@@ -245,6 +244,7 @@ impl WorkerSession {
                 let status = heartbeat.status;
                 let named = NamedWork {
                     evaluations: job_messages::named(status, heartbeat.current_evaluation_ids),
+                    exports: heartbeat.current_export_ids,
                     sessions: job_messages::named(status, heartbeat.current_session_ids),
                 };
                 let report = SelfReport {
@@ -259,6 +259,7 @@ impl WorkerSession {
                 self.stop_unwanted(&lease, pong.current_inference_ids, ctx);
                 let named = NamedWork {
                     evaluations: job_messages::named(report.status, pong.current_evaluation_ids),
+                    exports: pong.current_export_ids,
                     sessions: job_messages::named(report.status, pong.current_session_ids),
                 };
                 (report, None, named)
@@ -296,8 +297,12 @@ impl WorkerSession {
             Ok(message) => return self.take_inference_message(lease, message, context),
             Err(other) => *other,
         };
-        let message = match EvaluationMessage::from_wire(message) {
-            Ok(message) => return self.take_evaluation_message(lease, message, context),
+        let message = match self.take_task_message::<Evaluations>(&lease, message, context) {
+            Ok(()) => return,
+            Err(other) => *other,
+        };
+        let message = match self.take_task_message::<Exports>(&lease, message, context) {
+            Ok(()) => return,
             Err(other) => *other,
         };
         let message = match FederatedMessage::from_wire(message) {
@@ -355,123 +360,6 @@ impl WorkerSession {
             self.say(Ack { message_id }, context);
         }
     }
-
-    fn authenticate(&mut self, presented: Authenticate, context: &mut Context) {
-        let uuid = self.uuid;
-        let database = self.state.database.clone();
-        let supervisor = self.state.actors.supervisor.clone();
-        let session = context.address();
-        let outgoing = self.outgoing.clone();
-        let entering = async move {
-            let key = presented.api_key.clone();
-            let proved = database
-                .write(move |c| authentication::authenticate(c, &presented, uuid, now()))
-                .await?;
-            let connect = Connect {
-                worker: proved.worker.clone(),
-                session,
-                outgoing,
-            };
-            let lease = supervisor
-                .send(connect)
-                .await
-                .map_err(|_| DatabaseError::Stopped)?;
-            let held = HeldLease { lease, supervisor };
-            let key = proved.issued.clone().unwrap_or(key);
-            let worker = proved.worker.id;
-            let valid = database
-                .read(move |c| authentication::still_valid(c, key.expose(), worker))
-                .await;
-            Ok(Entered {
-                proved,
-                held,
-                key_is_valid: valid,
-            })
-        };
-        context.wait(entering.into_actor(self).map(
-            |entered: Result<Entered, Refused>, session, context| {
-                session.entered(entered, context);
-            },
-        ));
-    }
-
-    fn entered(&mut self, entered: Result<Entered, Refused>, context: &mut Context) {
-        let entered = match entered {
-            Ok(entered) => entered,
-            Err(Refused::Because(reason)) => return self.fail_authentication(reason, context),
-            Err(Refused::Database(error)) => {
-                tracing::warn!(worker.uuid = %self.uuid, %error, "worker could not be authenticated");
-                return self.end(close::GOING_AWAY, "try again later", context);
-            }
-        };
-        let worker = &entered.proved.worker;
-        self.stage = Stage::Authenticated(entered.held);
-        self.place.known();
-        if !matches!(entered.key_is_valid, Ok(true)) {
-            return self.end(
-                close::AUTHENTICATION_FAILED,
-                "the key was replaced",
-                context,
-            );
-        }
-        tracing::info!(worker.id = %worker.id, worker.name = worker.name, "worker is authenticated");
-        if let Some(api_key) = entered.proved.issued {
-            let complete = enrollment_complete(worker, api_key);
-            self.say(complete, context);
-        }
-        let authenticated = Authenticated {
-            status: "ok".to_owned(),
-            worker_id: self.uuid.to_string(),
-        };
-        self.say(authenticated, context);
-        context.run_later(self.limits.registration, |session, context| {
-            if matches!(session.stage, Stage::Authenticated(_)) {
-                let reason = "no worker_register in time";
-                session.end(close::DEADLINE_PASSED, reason, context);
-            }
-        });
-    }
-
-    fn fail_authentication(&mut self, reason: String, context: &mut Context) {
-        tracing::warn!(worker.uuid = %self.uuid, address = %self.address, reason, "worker is not let in");
-        self.state.worker_failures.record_failure(
-            self.address,
-            &self.uuid.to_string(),
-            Instant::now(),
-        );
-        self.say(AuthFailed { reason }, context);
-        let reason = "authentication failed";
-        self.end(close::AUTHENTICATION_FAILED, reason, context);
-    }
-
-    fn register(&mut self, lease: Lease, register: WorkerRegister, context: &mut Context) {
-        let database = self.state.database.clone();
-        let supervisor = self.state.actors.supervisor.clone();
-        let data = register.data;
-        let registering = async move {
-            let worker = lease.worker();
-            let stored = data.clone();
-            database
-                .write(move |c| store::register(c, worker, &stored, now()))
-                .await?;
-            let data = Box::new(data);
-            supervisor
-                .send(Register { lease, data })
-                .await
-                .map_err(|_| DatabaseError::Stopped)
-        };
-        context.wait(
-            registering
-                .into_actor(self)
-                .map(|registered, session, context| match registered {
-                    Ok(()) => session.stage.register(),
-                    Err(error) => {
-                        tracing::warn!(worker.uuid = %session.uuid, %error, "worker could not be registered");
-                        session.end(close::GOING_AWAY, "try again later", context);
-                    }
-                }),
-        );
-    }
 }
 
 impl Stage {
@@ -481,12 +369,6 @@ impl Stage {
             Self::Connected => Self::Connected,
         };
     }
-}
-
-struct Entered {
-    proved: Proved,
-    held: HeldLease,
-    key_is_valid: Result<bool, DatabaseError>,
 }
 
 /// Whether anybody on the wire says messages of that type.

@@ -21,7 +21,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::mpsc;
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId, WorkerUuid};
+use trainyard_shared::ids::{FederatedSessionId, JobId, TaskId, WorkerId, WorkerUuid};
 use trainyard_shared::message::{
     Ping, StopFederatedTraining, StopTraining, ToDashboard, ToWorker, WorkerMetricsData,
     WorkerUpdate, WorkerUpdateData,
@@ -38,12 +38,14 @@ use super::updates::{Throttle, Update};
 use crate::actors::Actors;
 use crate::clock::Moment;
 use crate::dashboards::hub::PublishWorker;
-use crate::evaluations::state as evaluations;
+use crate::evaluations::Evaluations;
+use crate::exports::Exports;
 use crate::federated::state as federated;
 use crate::inference::router;
 use crate::jobs::directory::JobError;
 use crate::jobs::event::Event;
 use crate::sockets::outgoing::Outgoing;
+use crate::tasks::{self, Kind};
 
 pub use messages::{
     Claim, Connect, Disconnected, GetCandidates, GetFree, GetWorkers, KeyReplaced, Occupy,
@@ -268,37 +270,49 @@ impl Supervisor {
         }
     }
 
+    /// A worker that names its exports, be it none, can be given some.
+    fn makes_exports(&mut self, worker: WorkerId) {
+        let entry = self.workers.get_mut(&worker);
+        if let Some(abilities) = entry.and_then(|entry| entry.abilities.as_mut())
+            && !std::mem::replace(&mut abilities.exports, true)
+        {
+            self.poke();
+        }
+    }
+
+    /// Whoever occupies the worker takes it in its own time.
     fn tell_occupation(&self, worker: WorkerId, occupation: Occupation, news: WorkerNews) {
         if news == WorkerNews::Lost {
-            tracing::warn!(worker.id = %worker, ?occupation, "worker is lost with its work");
+            tracing::warn!(worker.id = %worker, ?occupation, "worker is lost");
         }
-        let actors = self.actors.clone();
         match occupation {
-            Occupation::Evaluation(evaluation) => {
-                let event = match news {
-                    WorkerNews::Registered | WorkerNews::Disconnected => return,
-                    WorkerNews::Holds { holds, .. } => {
-                        evaluations::Event::WorkerHolds { worker, holds }
-                    }
-                    WorkerNews::Lost => evaluations::Event::WorkerLost(worker),
-                };
-                actix::spawn(async move { actors.evaluations.tell(evaluation, event).await });
+            Occupation::Task(TaskId::Evaluation(id)) => {
+                self.tell_task::<Evaluations>(worker, id, news)
             }
-            Occupation::Session(session) => {
-                let event = match news {
-                    WorkerNews::Registered => federated::Event::WorkerRegistered(worker),
-                    // It has its time to come back.
-                    WorkerNews::Disconnected => return,
-                    WorkerNews::Holds { holds, .. } => {
-                        federated::Event::WorkerHolds { worker, holds }
-                    }
-                    WorkerNews::Lost => federated::Event::WorkerLost(worker),
-                };
-                actix::spawn(async move {
-                    // One that has just ended has released its workers.
-                    actors.federated.apply(session, event).await;
-                });
-            }
+            Occupation::Task(TaskId::Export(id)) => self.tell_task::<Exports>(worker, id, news),
+            Occupation::Session(id) => self.tell_session(worker, id, news),
+        }
+    }
+
+    fn tell_session(&self, worker: WorkerId, session: FederatedSessionId, news: WorkerNews) {
+        let event = match news {
+            WorkerNews::Registered => federated::Event::WorkerRegistered(worker),
+            // It has its time to come back.
+            WorkerNews::Disconnected => return,
+            WorkerNews::Holds { holds, .. } => federated::Event::WorkerHolds { worker, holds },
+            WorkerNews::Lost => federated::Event::WorkerLost(worker),
+        };
+        let actors = self.actors.clone();
+        actix::spawn(async move {
+            // One that has just ended has released its workers.
+            actors.federated.apply(session, event).await;
+        });
+    }
+
+    fn tell_task<K: Kind>(&self, worker: WorkerId, id: K::Id, news: WorkerNews) {
+        if let Some(event) = tasks::event_of_news(worker, news) {
+            let actors = self.actors.clone();
+            actix::spawn(async move { K::directory(&actors).tell(id, event).await });
         }
     }
 

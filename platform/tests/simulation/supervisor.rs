@@ -411,6 +411,7 @@ fn abilities() -> Abilities {
     Abilities {
         worker_type: WorkerType::Both,
         gpu_memory_gb: None,
+        exports: false,
         score: None,
     }
 }

@@ -295,6 +295,7 @@ impl World {
                     current_job_id: job,
                     current_inference_ids: None,
                     current_evaluation_ids: None,
+                    current_export_ids: None,
                     current_session_ids: None,
                 }),
             );
@@ -384,6 +385,7 @@ impl World {
                         current_job_id: job,
                         current_inference_ids: None,
                         current_evaluation_ids: None,
+                        current_export_ids: None,
                         current_session_ids: None,
                         ping_id: ping.ping_id,
                     }),

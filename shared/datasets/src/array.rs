@@ -221,12 +221,11 @@ fn line_ends(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufReader, Cursor};
+    use crate::testing::{Chunks, in_chunks_of_any_size};
 
     type Element = (Place, Result<Vec<u8>, ElementOverLimit>);
 
-    fn read_in(file: &[u8], chunk_bytes: usize) -> (Vec<Element>, Option<String>) {
-        let reader = BufReader::with_capacity(chunk_bytes, Cursor::new(file.to_vec()));
+    fn read_in(reader: Chunks) -> (Vec<Element>, Option<String>) {
         let (mut elements, mut found) = (Elements::new(reader, 40), Vec::new());
         loop {
             match elements.next() {
@@ -243,15 +242,7 @@ mod tests {
     }
 
     fn read(file: &str) -> (Vec<Element>, Option<String>) {
-        let whole = read_in(file.as_bytes(), file.len().max(1));
-        for chunk_bytes in 1..file.len() {
-            assert_eq!(
-                read_in(file.as_bytes(), chunk_bytes),
-                whole,
-                "chunks of {chunk_bytes}"
-            );
-        }
-        whole
+        in_chunks_of_any_size(file.as_bytes(), read_in)
     }
 
     fn element(element: u64, line: u64, text: &str) -> Element {

@@ -282,14 +282,15 @@ impl<R: BufRead> Cells<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufReader, Cursor};
+    use crate::testing::{Chunks, chunks_of, in_chunks_of_any_size};
     use trainyard_shared::dataset::Row;
 
     type Read = (u64, Result<Row, String>);
 
-    fn read_in(file: &[u8], chunk_bytes: usize) -> Result<Vec<Read>, String> {
-        let reader = BufReader::with_capacity(chunk_bytes, Cursor::new(file.to_vec()));
-        let mut records = CsvRecords::new(reader, delimiter(DatasetFormat::Csv, file));
+    fn read_in(reader: Chunks) -> Result<Vec<Read>, String> {
+        let file = reader.get_ref().get_ref();
+        let delimiter = delimiter(DatasetFormat::Csv, file);
+        let mut records = CsvRecords::new(reader, delimiter);
         let mut rows = Vec::new();
         loop {
             match records.next() {
@@ -304,15 +305,7 @@ mod tests {
     }
 
     fn read(file: &str) -> Result<Vec<Read>, String> {
-        let whole = read_in(file.as_bytes(), file.len().max(1));
-        for chunk_bytes in 1..file.len() {
-            assert_eq!(
-                read_in(file.as_bytes(), chunk_bytes),
-                whole,
-                "chunks of {chunk_bytes}"
-            );
-        }
-        whole
+        in_chunks_of_any_size(file.as_bytes(), read_in)
     }
 
     fn text_row(line: u64, text: &str) -> Read {
@@ -407,7 +400,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_are_named_by_column() {
-        let rows = read_in(b"id,text\n\xff,a\n1,\xc3\x28\n2,a\0b\n", 5).unwrap();
+        let rows = read_in(chunks_of(5, b"id,text\n\xff,a\n1,\xc3\x28\n2,a\0b\n")).unwrap();
         assert_eq!(rows[0], text_row(2, "a"));
         assert_eq!(
             rows[1],
@@ -419,7 +412,7 @@ mod tests {
     #[test]
     fn g065_a_record_over_the_limit_is_passed_over_and_the_next_one_is_read() {
         let file = format!("text\n\"{}\"\nok\n", "x\n".repeat(100));
-        let reader = BufReader::with_capacity(7, Cursor::new(file.into_bytes()));
+        let reader = chunks_of(7, file.as_bytes());
         let mut cells = Cells::new(reader, b',', 50);
         assert_eq!(cells.next().unwrap().unwrap().bytes, b"text");
         let over = cells.next().unwrap().unwrap();

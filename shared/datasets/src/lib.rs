@@ -22,6 +22,8 @@ mod records;
 mod report;
 mod sniff;
 mod source;
+#[cfg(test)]
+mod testing;
 mod text;
 
 pub use duplicates::Duplicates;

@@ -68,24 +68,13 @@ impl<R: BufRead> Lines<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufReader, Cursor};
-
-    fn split_in(file: &[u8], chunk_bytes: usize, limit_bytes: usize) -> Vec<Line> {
-        let reader = BufReader::with_capacity(chunk_bytes, Cursor::new(file.to_vec()));
-        let mut lines = Lines::new(reader, limit_bytes);
-        std::iter::from_fn(|| lines.next().unwrap()).collect()
-    }
+    use crate::testing::in_chunks_of_any_size;
 
     fn split(file: &[u8], limit_bytes: usize) -> Vec<Line> {
-        let whole = split_in(file, file.len().max(1), limit_bytes);
-        for chunk_bytes in 1..file.len() {
-            assert_eq!(
-                split_in(file, chunk_bytes, limit_bytes),
-                whole,
-                "chunks of {chunk_bytes}"
-            );
-        }
-        whole
+        in_chunks_of_any_size(file, |reader| {
+            let mut lines = Lines::new(reader, limit_bytes);
+            std::iter::from_fn(|| lines.next().unwrap()).collect()
+        })
     }
 
     fn lines(expected: &[(u64, &str)]) -> Vec<Line> {

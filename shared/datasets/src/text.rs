@@ -119,11 +119,10 @@ fn cut(text: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufReader, Cursor};
+    use crate::testing::{Chunks, chunks_of, in_chunks_of_any_size};
     use trainyard_shared::dataset::Row;
 
-    fn read_in(file: &[u8], chunk_bytes: usize) -> Vec<(u64, Result<String, String>)> {
-        let reader = BufReader::with_capacity(chunk_bytes, Cursor::new(file.to_vec()));
+    fn read_in(reader: Chunks) -> Vec<(u64, Result<String, String>)> {
         let mut documents = Documents::new(reader);
         let next = || documents.next().unwrap();
         std::iter::from_fn(next)
@@ -139,15 +138,7 @@ mod tests {
     }
 
     fn read(file: &str) -> Vec<(u64, Result<String, String>)> {
-        let whole = read_in(file.as_bytes(), file.len().max(1));
-        for chunk_bytes in 1..file.len() {
-            assert_eq!(
-                read_in(file.as_bytes(), chunk_bytes),
-                whole,
-                "chunks of {chunk_bytes}"
-            );
-        }
-        whole
+        in_chunks_of_any_size(file.as_bytes(), read_in)
     }
 
     #[test]
@@ -167,7 +158,7 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_text_make_a_bad_row() {
-        let rows = read_in(b"a\n\n\xc3\x28\n\nb\0\n\nc\n", 3);
+        let rows = read_in(chunks_of(3, b"a\n\n\xc3\x28\n\nb\0\n\nc\n"));
         assert_eq!(
             rows[1],
             (3, Err("text: invalid UTF-8 at byte 1".to_owned()))
@@ -182,7 +173,7 @@ mod tests {
         let words = "wörd ".repeat(30_000);
         let letters = "ö".repeat(100_000);
         for text in [lines.join("\n"), words.trim().to_owned(), letters] {
-            let rows = read_in(text.as_bytes(), 1000);
+            let rows = read_in(chunks_of(1000, text.as_bytes()));
             assert!(rows.len() > 1);
             let mut joined = String::new();
             for (_, row) in &rows {
@@ -193,7 +184,7 @@ mod tests {
             let solid = |text: &str| text.replace([' ', '\n'], "");
             assert_eq!(solid(&joined), solid(&text));
         }
-        let rows = read_in(lines.join("\n").as_bytes(), 1000);
+        let rows = read_in(chunks_of(1000, lines.join("\n").as_bytes()));
         let (line, second) = &rows[1];
         assert!(
             second

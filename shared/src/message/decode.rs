@@ -4,7 +4,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::error::{Error, ErrorCode};
-use crate::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, MessageId};
+use crate::ids::{EvaluationId, ExportId, FederatedSessionId, InferenceId, JobId, MessageId};
 use crate::json;
 
 /// Why a frame is no message of ours.
@@ -46,6 +46,8 @@ pub struct MessageIds {
     pub inference_id: Option<InferenceId>,
     /// `evaluation_id`
     pub evaluation_id: Option<EvaluationId>,
+    /// `export_id`
+    pub export_id: Option<ExportId>,
     /// `session_id`
     pub session_id: Option<FederatedSessionId>,
 }
@@ -146,6 +148,7 @@ impl DecodeError {
             attempt: readable(object, "attempt"),
             inference_id: readable(object, "inference_id"),
             evaluation_id: readable(object, "evaluation_id"),
+            export_id: readable(object, "export_id"),
             session_id: readable(object, "session_id"),
         };
         self

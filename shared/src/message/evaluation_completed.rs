@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::FailureKind;
+use super::parts::TaskFailedData;
 use crate::ids::{EvaluationId, MessageId};
 use crate::number;
 
@@ -79,15 +79,5 @@ pub struct EvaluationFailed {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message_id: Option<MessageId>,
     /// What happened.
-    pub data: EvaluationFailedData,
-}
-
-/// Content of [`EvaluationFailed`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EvaluationFailedData {
-    /// Why, for a person; names the field of `start_evaluation` where that is at fault.
-    pub error: String,
-    /// Whose it is (ours).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure_kind: Option<FailureKind>,
+    pub data: TaskFailedData,
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::parts::TaskProgressData;
 use crate::ids::EvaluationId;
-use crate::number;
 
 /// `evaluation_progress`: so much is done.
 ///
@@ -17,16 +17,5 @@ pub struct EvaluationProgress {
     /// The evaluation.
     pub evaluation_id: EvaluationId,
     /// How far.
-    pub data: EvaluationProgressData,
-}
-
-/// Content of [`EvaluationProgress`].
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct EvaluationProgressData {
-    /// Examples that are done.
-    #[serde(deserialize_with = "number::count")]
-    pub done: u64,
-    /// Examples in all.
-    #[serde(deserialize_with = "number::count")]
-    pub total: u64,
+    pub data: TaskProgressData,
 }

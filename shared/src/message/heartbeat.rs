@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::WorkerStatus;
-use crate::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId};
+use crate::ids::{EvaluationId, ExportId, FederatedSessionId, InferenceId, JobId};
 
 /// `heartbeat`: the worker lives.
 ///
@@ -26,6 +26,9 @@ pub struct Heartbeat {
     /// The evaluations that it works at or has not delivered (ours). Missing says nothing about them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_evaluation_ids: Option<Vec<EvaluationId>>,
+    /// The exports that it works at or has not delivered (ours). Missing says nothing about them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub current_export_ids: Option<Vec<ExportId>>,
     /// The federated sessions that it takes part in, or has an undelivered result of (ours). Missing says
     /// nothing about them.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Secret;
 use crate::ids::DatasetId;
 use crate::number;
+use crate::{FailureKind, Secret};
 
 /// A file that a worker has stored (PROTOCOL 6).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +89,27 @@ pub struct DatasetSource {
         skip_serializing_if = "Option::is_none"
     )]
     pub max_bad_rows: Option<u64>,
+}
+
+/// How far a task is.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct TaskProgressData {
+    /// What is done: examples of an evaluation, weights of an export.
+    #[serde(deserialize_with = "number::count")]
+    pub done: u64,
+    /// The same in all.
+    #[serde(deserialize_with = "number::count")]
+    pub total: u64,
+}
+
+/// Why nothing comes of a task.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TaskFailedData {
+    /// Why, for a person; names the field of the message that started it where that is at fault.
+    pub error: String,
+    /// Whose it is (ours).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_kind: Option<FailureKind>,
 }
 
 /// One turn of a chat that is to be continued.

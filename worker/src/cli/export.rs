@@ -1,12 +1,12 @@
 //! `trainyard-worker export`: a model or an adapter in another form.
 
-use std::fmt;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use trainyard_shared::{ExportFormat, WeightType};
 
 use super::error::CliError;
 use super::output::Output;
@@ -14,12 +14,9 @@ use super::signals::stop_when_asked_to_end;
 use crate::config::ModelArgs;
 use crate::engine::EngineError;
 use crate::engine::adapter;
-use crate::engine::export::{
-    Existing, Export, FloatType, FolderOptions, Format, Watch, export, files_of,
-};
-use crate::engine::gguf::WrittenType;
+use crate::engine::export::{Existing, Export, Watch, export, files_of};
 use crate::engine::weights::ModelFiles;
-use crate::tasks::StopSignal;
+use crate::tasks::{StopSignal, engine_format};
 
 /// Options of `export`.
 #[derive(Args)]
@@ -30,13 +27,14 @@ pub struct Options {
     /// Folder of a LoRA adapter in PEFT's form; without one the model itself is converted
     #[arg(long, value_name = "DIR", required_if_eq("format", "gguf_lora"))]
     adapter: Option<PathBuf>,
-    /// What is written
-    #[arg(long, value_enum, value_name = "FORMAT")]
+    /// What is written: merged_safetensors (a folder that transformers loads) or gguf_merged (one file for llama.cpp),
+    /// the adapter merged into the weights; gguf_lora (the adapter alone, which llama.cpp adds to its base model)
+    #[arg(long, value_parser = format_named, value_name = "FORMAT")]
     format: ExportFormat,
     /// Type of the weights: f32, f16, bf16 or, for gguf_merged, q8_0 [default: the base model's for
     /// merged_safetensors, f16 for gguf_merged, f32 for gguf_lora]
-    #[arg(long = "type", visible_alias = "dtype", value_name = "TYPE")]
-    written_type: Option<WrittenType>,
+    #[arg(long = "type", visible_alias = "dtype", value_parser = weights_named, value_name = "TYPE")]
+    weights: Option<WeightType>,
     /// The folder (merged_safetensors) or file (gguf_merged, gguf_lora)
     #[arg(long, value_name = "PATH")]
     output: PathBuf,
@@ -50,30 +48,11 @@ pub struct Options {
     models: ModelArgs,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-enum ExportFormat {
-    /// A folder that transformers loads, the adapter merged into the weights
-    MergedSafetensors,
-    /// One GGUF file for llama.cpp, the adapter merged into the weights
-    GgufMerged,
-    /// The adapter alone as a GGUF file that llama.cpp adds to its base model
-    GgufLora,
-}
-
-impl fmt::Display for ExportFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::MergedSafetensors => "merged_safetensors",
-            Self::GgufMerged => "gguf_merged",
-            Self::GgufLora => "gguf_lora",
-        })
-    }
-}
-
 /// Writes the export and prints what it is made of.
 pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
-    let format = format(&options)?;
+    let max_shard_bytes = options.max_shard_size.saturating_mul(1_000_000);
+    let format =
+        engine_format(options.format, options.weights, max_shard_bytes).map_err(CliError::Input)?;
     let path = super::model::find(
         &options.model,
         Path::new(""),
@@ -116,29 +95,23 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
     show(&options, output)
 }
 
-/// The form with its type, where that goes together.
-fn format(options: &Options) -> Result<Format, CliError> {
-    let float_type = |default: Option<FloatType>| match options.written_type {
-        None => Ok(default),
-        Some(WrittenType::Float(float_type)) => Ok(Some(float_type)),
-        Some(other) => Err(CliError::Input(format!(
-            "--type {other} goes with --format gguf_merged only, not with {}",
-            options.format
-        ))),
-    };
-    Ok(match options.format {
-        ExportFormat::MergedSafetensors => Format::MergedSafetensors(FolderOptions {
-            float_type: float_type(None)?,
-            max_shard_bytes: options.max_shard_size.saturating_mul(1_000_000),
-        }),
-        ExportFormat::GgufMerged => Format::GgufMerged(
-            options
-                .written_type
-                .unwrap_or(WrittenType::Float(FloatType::F16)),
-        ),
-        ExportFormat::GgufLora => {
-            Format::GgufLora(float_type(Some(FloatType::F32))?.unwrap_or(FloatType::F32))
-        }
+fn format_named(word: &str) -> Result<ExportFormat, String> {
+    ExportFormat::from_word(word).ok_or_else(|| {
+        let words: Vec<_> = ExportFormat::ALL
+            .iter()
+            .map(|format| format.as_str())
+            .collect();
+        format!("it is none of {}", words.join(", "))
+    })
+}
+
+fn weights_named(word: &str) -> Result<WeightType, String> {
+    WeightType::from_word(&word.to_ascii_lowercase()).ok_or_else(|| {
+        let words: Vec<_> = WeightType::ALL
+            .iter()
+            .map(|weights| weights.as_str())
+            .collect();
+        format!("it is none of {}", words.join(", "))
     })
 }
 

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::frame::{MAX_FRAME_BYTES, close};
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, WorkerUuid};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, JobId, TaskId, WorkerUuid};
 use trainyard_shared::message::{
     Authenticate, FromWorker, Heartbeat, WorkerMetrics, WorkerMetricsData, WorkerRegisterData,
 };
@@ -113,7 +113,7 @@ pub(super) struct Doing {
     pub(super) status: WorkerStatus,
     pub(super) job_id: Option<JobId>,
     pub(super) inference_ids: Vec<InferenceId>,
-    pub(super) evaluation_ids: Vec<EvaluationId>,
+    pub(super) tasks: Vec<TaskId>,
     pub(super) session_ids: Vec<FederatedSessionId>,
 }
 
@@ -285,12 +285,12 @@ impl Connection {
             },
             job_id,
             inference_ids: activity.inferences,
-            evaluation_ids: activity.evaluations,
+            tasks: activity.tasks,
             session_ids: activity.session.into_iter().collect(),
         };
         let undelivered = self.outbox.undelivered_ends();
         doing.inference_ids.extend(undelivered.inferences);
-        doing.evaluation_ids.extend(undelivered.evaluations);
+        doing.tasks.extend(undelivered.tasks);
         doing
     }
 
@@ -303,7 +303,8 @@ impl Connection {
                 status: Some(doing.status),
                 current_job_id: doing.job_id,
                 current_inference_ids: Some(doing.inference_ids),
-                current_evaluation_ids: Some(doing.evaluation_ids),
+                current_evaluation_ids: Some(TaskId::evaluations(&doing.tasks)),
+                current_export_ids: Some(TaskId::exports(&doing.tasks)),
                 current_session_ids: Some(doing.session_ids),
             }));
         }

@@ -1,11 +1,13 @@
 //! What answers a message that this worker cannot carry out: never silence (PROTOCOL 11).
 
 use trainyard_shared::FailureKind;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, MessageId};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, MessageId, TaskId};
 use trainyard_shared::message::{
-    DecodeError, EvaluationFailed, EvaluationFailedData, FederatedFailed, FederatedFailedData,
-    FromWorker, InferenceFailed, InferenceFailedData, JobFailed, JobFailedData,
+    DecodeError, FederatedFailed, FederatedFailedData, FromWorker, InferenceFailed,
+    InferenceFailedData, JobFailed, JobFailedData,
 };
+
+use crate::tasks::failed_message;
 
 /// The answer to a frame that is no message: for a `start_*` that says what it is about, the failure
 /// that belongs to it; else `error`. None for an `error`, which is never answered.
@@ -32,7 +34,10 @@ pub(super) fn to_undecodable(error: DecodeError) -> Option<FromWorker> {
             ids.inference_id.map(|id| inference_failed(id, text))
         }
         Some("start_evaluation") if ids.evaluation_id.is_some() => {
-            ids.evaluation_id.map(|id| evaluation_failed(id, text))
+            ids.evaluation_id.map(|id| task_refused(id, text))
+        }
+        Some("start_export") if ids.export_id.is_some() => {
+            ids.export_id.map(|id| task_refused(id, text))
         }
         Some("start_federated_training" | "load_aggregated_weights" | "continue_round")
             if ids.session_id.is_some() =>
@@ -55,16 +60,8 @@ fn inference_failed(inference_id: InferenceId, error: String) -> FromWorker {
     })
 }
 
-fn evaluation_failed(evaluation_id: EvaluationId, error: String) -> FromWorker {
-    FromWorker::EvaluationFailed(EvaluationFailed {
-        worker_id: None,
-        evaluation_id,
-        message_id: Some(MessageId::random()),
-        data: EvaluationFailedData {
-            error,
-            failure_kind: Some(FailureKind::BadConfig),
-        },
-    })
+fn task_refused(id: impl Into<TaskId>, error: String) -> FromWorker {
+    failed_message(id.into(), error, Some(FailureKind::BadConfig))
 }
 
 fn federated_failed(

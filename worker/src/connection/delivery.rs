@@ -14,9 +14,10 @@ use trainyard_shared::message::{
 
 use super::actor::{Connection, Pushed};
 use super::backoff::jittered;
-use super::outbox::{Entry, Outbox, Place};
+use super::outbox::{Entry, Outbox, Place, ended_task};
 use super::tokens::ended_answer;
 use crate::platform_files::FileOwner;
+use crate::tasks::failed_message;
 use crate::tasks::transfers::TransferError;
 
 /// The platform may miss the files of one message so many times before the message is given up.
@@ -39,7 +40,7 @@ pub(super) struct Delivery {
     storing: Option<Place>,
     /// Failed tries to store the files of the first entry in line.
     failed: u32,
-    /// Ends of answers and evaluations that were sent on this link past an entry whose files are not stored yet.
+    /// Ends of answers and tasks that were sent on this link past an entry whose files are not stored yet.
     overtook: HashSet<Place>,
     /// How often the platform missed the files of a message.
     missed: HashMap<MessageId, u32>,
@@ -122,16 +123,13 @@ impl Connection {
         pushed
     }
 
-    /// Ends of answers and evaluations do not wait until a checkpoint of gigabytes is stored.
+    /// Ends of answers and tasks do not wait until another's files of gigabytes are stored.
     fn overtake(&mut self, blocked: Place) {
         let mut last = blocked;
         while let Some(entry) = self.outbox.next_after(Some(last)) {
             last = entry.place;
             let may_pass = ended_answer(&entry.message).is_some()
-                || matches!(
-                    entry.message,
-                    FromWorker::EvaluationCompleted(_) | FromWorker::EvaluationFailed(_)
-                );
+                || (ended_task(&entry.message).is_some() && entry.files.is_empty());
             if !may_pass || self.delivery.overtook.contains(&entry.place) {
                 continue;
             }
@@ -167,6 +165,7 @@ impl Connection {
                 FromWorker::CheckpointSaved(message) => FileOwner::Job(message.job_id),
                 FromWorker::JobCompleted(message) => FileOwner::Job(message.job_id),
                 FromWorker::FederatedUpdate(message) => FileOwner::Session(message.session_id),
+                FromWorker::ExportCompleted(message) => FileOwner::Job(message.job_id),
                 // No other message names files.
                 _ => return (entry, Ok(())),
             };
@@ -215,7 +214,7 @@ impl Connection {
     }
 
     /// A message that can't be delivered: a checkpoint less is a line in the log, a result less is the
-    /// job's or the round's failure.
+    /// job's, the round's or the export's failure.
     fn give_up(&mut self, entry: Entry, reason: &str) {
         tracing::error!(
             message.kind = entry.message.wire_type(),
@@ -223,6 +222,12 @@ impl Connection {
             "files cannot be stored"
         );
         match entry.message {
+            FromWorker::ExportCompleted(message) => {
+                let error = format!("the files cannot be stored: {reason}");
+                let kind = Some(FailureKind::Storage);
+                let failed = failed_message(message.export_id.into(), error, kind);
+                self.say_instead(entry.place, failed);
+            }
             FromWorker::JobCompleted(message) => {
                 let failed = FromWorker::JobFailed(JobFailed {
                     worker_id: None,

@@ -8,7 +8,7 @@ use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::MessageId;
+use trainyard_shared::ids::{MessageId, TaskId};
 use trainyard_shared::message::{
     EnrollmentComplete, FromWorker, Ping, Pong, ToWorker, WorkerRegister,
 };
@@ -71,10 +71,16 @@ impl Connection {
                 self.command(TaskCommand::StopInference(stop.inference_id));
             }
             ToWorker::StartEvaluation(start) => {
-                self.command(TaskCommand::StartEvaluation(Box::new(start)));
+                self.command(TaskCommand::StartTask(Box::new(start.into())));
             }
             ToWorker::StopEvaluation(stop) => {
-                self.command(TaskCommand::StopEvaluation(stop.evaluation_id));
+                self.command(TaskCommand::StopTask(stop.evaluation_id.into()));
+            }
+            ToWorker::StartExport(start) => {
+                self.command(TaskCommand::StartTask(Box::new(start.into())));
+            }
+            ToWorker::StopExport(stop) => {
+                self.command(TaskCommand::StopTask(stop.export_id.into()));
             }
             ToWorker::StartFederatedTraining(start) => {
                 let id = start.session_id;
@@ -184,12 +190,14 @@ impl Connection {
                 doing.status,
                 WorkerStatus::Training
                     | WorkerStatus::Evaluating
+                    | WorkerStatus::Exporting
                     | WorkerStatus::Federated
                     | WorkerStatus::Draining
             ),
             current_job_id: doing.job_id,
             current_inference_ids: Some(doing.inference_ids),
-            current_evaluation_ids: Some(doing.evaluation_ids),
+            current_evaluation_ids: Some(TaskId::evaluations(&doing.tasks)),
+            current_export_ids: Some(TaskId::exports(&doing.tasks)),
             current_session_ids: Some(doing.session_ids),
             ping_id: ping.ping_id,
         }));

@@ -23,7 +23,9 @@ use trainyard_shared::message::{ArtifactFile, FromWorker};
 use super::waiting::Waiting;
 use crate::files::{Access, create_private_folder, link_or_copy, sync_folder, write_atomically};
 
-pub use super::waiting::{Entry, JobAttempt, Place, Undelivered, WaitingFile, ended_job};
+pub use super::waiting::{
+    Entry, JobAttempt, Place, Undelivered, WaitingFile, ended_job, ended_task,
+};
 
 /// A message could not be kept.
 #[derive(Debug, thiserror::Error)]

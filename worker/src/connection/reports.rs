@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use actix::{Addr, Message};
 use trainyard_shared::WorkerStatus;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, TaskId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 use super::actor::Connection;
@@ -36,8 +36,8 @@ pub struct Activity {
     pub status_message: Option<String>,
     /// The answers that are being given or wait for their turn.
     pub inferences: Vec<InferenceId>,
-    /// The evaluations that run or wait for their turn.
-    pub evaluations: Vec<EvaluationId>,
+    /// The evaluations and exports that run or wait for their turn.
+    pub tasks: Vec<TaskId>,
     /// The federated session that it takes part in.
     pub session: Option<FederatedSessionId>,
     /// Whether the worker ends, and takes nothing new.
@@ -53,8 +53,11 @@ impl Activity {
             WorkerStatus::Training
         } else if self.session.is_some() {
             WorkerStatus::Federated
-        } else if !self.evaluations.is_empty() {
-            WorkerStatus::Evaluating
+        } else if let Some(task) = self.tasks.first() {
+            match task {
+                TaskId::Evaluation(_) => WorkerStatus::Evaluating,
+                TaskId::Export(_) => WorkerStatus::Exporting,
+            }
         } else if !self.inferences.is_empty() {
             WorkerStatus::Inference
         } else {

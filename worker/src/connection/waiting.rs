@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, MessageId};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, JobId, MessageId, TaskId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 /// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
@@ -51,8 +51,8 @@ pub struct Undelivered {
     pub jobs: Vec<JobAttempt>,
     /// Answers.
     pub inferences: Vec<InferenceId>,
-    /// Evaluations.
-    pub evaluations: Vec<EvaluationId>,
+    /// Evaluations and exports.
+    pub tasks: Vec<TaskId>,
 }
 
 /// The waiting messages, in order.
@@ -138,9 +138,7 @@ impl Waiting {
                     ends.inferences.push(end.inference_id.clone());
                 }
                 FromWorker::InferenceFailed(end) => ends.inferences.push(end.inference_id.clone()),
-                FromWorker::EvaluationCompleted(end) => ends.evaluations.push(end.evaluation_id),
-                FromWorker::EvaluationFailed(end) => ends.evaluations.push(end.evaluation_id),
-                _ => {}
+                message => ends.tasks.extend(ended_task(message)),
             }
         }
         ends
@@ -173,6 +171,17 @@ impl Waiting {
         }
         self.entries.remove(&waiting[1]);
         Some(waiting[1])
+    }
+}
+
+/// The evaluation or export that `message` ends, if it is such a message.
+pub fn ended_task(message: &FromWorker) -> Option<TaskId> {
+    match message {
+        FromWorker::EvaluationCompleted(end) => Some(end.evaluation_id.into()),
+        FromWorker::EvaluationFailed(end) => Some(end.evaluation_id.into()),
+        FromWorker::ExportCompleted(end) => Some(end.export_id.into()),
+        FromWorker::ExportFailed(end) => Some(end.export_id.into()),
+        _ => None,
     }
 }
 

@@ -1,12 +1,12 @@
-//! The actor that owns what runs: one job or federated session, and any number of answers and evaluations. It
-//! starts them, stops them, and knows when they have ended.
+//! The actor that owns what runs: one job or federated session, and any number of answers, evaluations and exports.
+//! It starts them, stops them, and knows when they have ended.
 //!
 //! 1. `start_training`: [`Slot`] decides. A job begins as one future that prepares (data, model,
 //!    checkpoint), trains on a thread of its own, and reports its end before it is over.
 //! 2. `stop_training` sets the job's [`StopSignal`]; the job itself saves its checkpoint and reports.
 //! 3. A newer attempt at the running job waits here until the older one has let go.
-//! 4. `start_inference` and `start_evaluation`: [`Running`] decides. Each is one future that reports its end
-//!    before it is over; how many get their turn at once, two semaphores say.
+//! 4. `start_inference`, `start_evaluation`, `start_export`: [`Running`] decides. Each is one future that reports
+//!    its end before it is over; how many get their turn at once, two semaphores say.
 //! 5. Orders of a federated session go to its future, which lasts from `start_federated_training` to the stop.
 
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use actix::prelude::*;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{Semaphore, watch};
 use trainyard_shared::FailureKind;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId, MessageId};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, JobId, MessageId, TaskId};
 use trainyard_shared::message::{
-    FromWorker, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartEvaluation,
-    StartFederatedTraining, StartInference, StartTraining,
+    FromWorker, JobFailed, JobFailedData, JobStopped, JobStoppedData, StartFederatedTraining,
+    StartInference, StartTraining,
 };
 
-use super::evaluation::{self, MOST_EVALUATIONS, run_evaluation};
 use super::failure::Failure;
 use super::federated::{self, Order, run_session};
 use super::inference::{self, ANSWERS_AT_ONCE, MOST_ANSWERS, run_inference};
+use super::model_task::{self, MOST_TASKS, ModelTask, run_task};
 use super::running::{Running, Stop};
 use super::slot::{OnStart, OnStop, Slot};
 use super::training::run_training;
@@ -41,8 +41,9 @@ pub struct Tasks {
     session: Option<RunningSession>,
     answers: Running<InferenceId>,
     answers_at_once: Arc<Semaphore>,
-    evaluations: Running<EvaluationId>,
-    evaluations_at_once: Arc<Semaphore>,
+    /// Evaluations and exports.
+    tasks: Running<TaskId>,
+    tasks_at_once: Arc<Semaphore>,
     shutting_down: bool,
     /// How many futures run.
     busy: watch::Sender<usize>,
@@ -71,8 +72,8 @@ impl Tasks {
             session: None,
             answers: Running::new(ended.inferences),
             answers_at_once: Arc::new(Semaphore::new(ANSWERS_AT_ONCE)),
-            evaluations: Running::new(ended.evaluations),
-            evaluations_at_once: Arc::new(Semaphore::new(1)),
+            tasks: Running::new(ended.tasks),
+            tasks_at_once: Arc::new(Semaphore::new(1)),
             shutting_down: false,
             busy: watch::Sender::new(0),
         }
@@ -222,33 +223,31 @@ impl Tasks {
         }
     }
 
-    fn start_evaluation(&mut self, start: StartEvaluation, ctx: &mut Context<Self>) {
-        let id = start.evaluation_id;
-        let Some(stop) = self.evaluations.begin(&id) else {
-            tracing::debug!(evaluation.id = %id, "evaluation is here already");
+    fn start_task(&mut self, task: ModelTask, ctx: &mut Context<Self>) {
+        let id = task.id();
+        let Some(stop) = self.tasks.begin(&id) else {
+            tracing::debug!("{id} is here already");
             return;
         };
-        let waiting = self.evaluations.ids().len();
-        if let Some(refusal) = self.refusal("evaluation", waiting, MOST_EVALUATIONS) {
-            self.evaluations.end(&id);
-            let (error, kind) = (refusal.message, Some(refusal.kind));
-            return evaluation::report_failed(id, error, kind, &self.context.reports);
+        if let Some(refusal) = self.refusal(id.noun(), self.tasks.ids().len(), MOST_TASKS) {
+            self.tasks.end(&id);
+            return model_task::report_failed(id, refusal, &self.context.reports);
         }
-        tracing::info!(evaluation.id = %id, "evaluation begins");
+        tracing::info!("{id} begins");
         self.busy.send_modify(|busy| *busy += 1);
         self.tell_activity();
-        let turns = self.evaluations_at_once.clone();
-        let evaluating = run_evaluation(start, self.context.clone(), turns, stop);
-        ctx.spawn(evaluating.into_actor(self).map(move |(), tasks, _| {
-            tasks.evaluations.end(&id);
+        let turns = self.tasks_at_once.clone();
+        let running = run_task(task, self.context.clone(), turns, stop);
+        ctx.spawn(running.into_actor(self).map(move |(), tasks, _| {
+            tasks.tasks.end(&id);
             tasks.tell_activity();
             tasks.busy.send_modify(|busy| *busy -= 1);
         }));
     }
 
-    fn stop_evaluation(&mut self, id: EvaluationId) {
-        if self.evaluations.stop(&id) == Stop::Unknown {
-            evaluation::report_cancelled(id, &self.context.reports);
+    fn stop_task(&mut self, id: TaskId) {
+        if self.tasks.stop(&id) == Stop::Unknown {
+            model_task::report_cancelled(id, &self.context.reports);
         }
     }
 
@@ -339,7 +338,7 @@ impl Tasks {
     fn tell_activity(&self) {
         self.context.reports.change_activity(|activity| {
             activity.inferences = self.answers.ids();
-            activity.evaluations = self.evaluations.ids();
+            activity.tasks = self.tasks.ids();
             activity.session = self.session.as_ref().map(|session| session.id);
         });
     }
@@ -369,8 +368,8 @@ impl Handler<TaskCommand> for Tasks {
             TaskCommand::Stop(job_id) => self.stop(job_id),
             TaskCommand::StartInference(start) => self.start_inference(*start, ctx),
             TaskCommand::StopInference(id) => self.stop_inference(&id),
-            TaskCommand::StartEvaluation(start) => self.start_evaluation(*start, ctx),
-            TaskCommand::StopEvaluation(id) => self.stop_evaluation(id),
+            TaskCommand::StartTask(task) => self.start_task(*task, ctx),
+            TaskCommand::StopTask(id) => self.stop_task(id),
             TaskCommand::Federated(id, order) => self.order(id, order, ctx),
             TaskCommand::StopFederated(id) => self.stop_session(id),
         }
@@ -393,7 +392,7 @@ impl Handler<FinishTasks> for Tasks {
             session.stop.stop(StopReason::Shutdown);
         }
         self.answers.shut_down();
-        self.evaluations.shut_down();
+        self.tasks.shut_down();
         let mut busy = self.busy.subscribe();
         Box::pin(async move {
             // The sender is dropped only together with the actor: then nothing runs any more.

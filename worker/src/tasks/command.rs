@@ -1,10 +1,10 @@
 //! What the connection asks of the tasks.
 
 use actix::Message;
-use trainyard_shared::ids::{EvaluationId, FederatedSessionId, InferenceId, JobId};
-use trainyard_shared::message::{StartEvaluation, StartInference, StartTraining};
+use trainyard_shared::ids::{FederatedSessionId, InferenceId, JobId, TaskId};
+use trainyard_shared::message::{StartInference, StartTraining};
 
-use super::Order;
+use super::{ModelTask, Order};
 
 /// A command of the platform.
 #[derive(Debug, Clone, PartialEq, Message)]
@@ -18,10 +18,10 @@ pub enum TaskCommand {
     StartInference(Box<StartInference>),
     /// End this answer.
     StopInference(InferenceId),
-    /// Measure this model; a repeat starts nothing twice.
-    StartEvaluation(Box<StartEvaluation>),
-    /// End this evaluation.
-    StopEvaluation(EvaluationId),
+    /// Measure this model, or write it in another form; a repeat starts nothing twice.
+    StartTask(Box<ModelTask>),
+    /// End this evaluation or export.
+    StopTask(TaskId),
     /// Something of a federated session; repeats begin nothing twice.
     Federated(FederatedSessionId, Order),
     /// Leave this federated session.

@@ -1,102 +1,37 @@
-//! One evaluation, from `start_evaluation` to the message that ends it.
+//! One evaluation, from `start_evaluation` to its figures.
 //!
-//! 1. The request is checked. It then waits for its turn: one evaluation runs at a time.
+//! 1. The request is checked. It then waits for its turn.
 //! 2. Data set, adapter and base model are found or fetched. Where the message names no base model, it is
 //!    the one that the adapter was made for.
 //! 3. The engine measures on a thread of its own and tells how far it is.
-//! 4. The end is put into the outbox: completed or failed, a stopped one as failed with `cancelled`.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tokio::sync::Semaphore;
+use trainyard_shared::Secret;
 use trainyard_shared::dataset::DatasetFormat;
-use trainyard_shared::ids::{DatasetId, EvaluationId, MessageId};
+use trainyard_shared::ids::DatasetId;
 use trainyard_shared::message::{
-    BaseModel, DatasetSource, EvaluationCompleted, EvaluationCompletedData, EvaluationFailed,
-    EvaluationFailedData, EvaluationMetrics, EvaluationProgress, EvaluationProgressData,
-    FromWorker, StartEvaluation, StartEvaluationData,
+    BaseModel, DatasetSource, EvaluationMetrics, StartEvaluation, StartEvaluationData,
 };
 use trainyard_shared::training::TrainOn;
-use trainyard_shared::{FailureKind, Secret};
 
 use super::base_model::ModelId;
 use super::dataset::fetch_dataset;
 use super::failure::Failure;
 use super::loaded::LoadedModel;
+use super::model_task::{TaskProgress, off_thread, refused};
 use super::result_files::{AdapterFiles, JobResult, fetch_result};
-use super::transfers::TransferError;
-use super::{StopReason, StopSignal, TaskContext};
-use crate::connection::Reports;
+use super::{StopSignal, TaskContext};
 use crate::engine::adapter;
 use crate::engine::data::{DataFile, RowEncoder, TokenCache, read_examples};
 use crate::engine::evaluate::{Evaluated, Evaluation, evaluate};
 
-/// Evaluations that wait or run; further ones are refused.
-pub(super) const MOST_EVALUATIONS: usize = 64;
 /// Rows at a time, where the request does not say.
 const DEFAULT_BATCH_SIZE: u64 = 8;
 /// Longest row in tokens, where the request does not say.
 const DEFAULT_MAX_LENGTH: u64 = 1024;
-/// Progress is told no more often.
-const PROGRESS_EVERY: Duration = Duration::from_millis(500);
-/// What the platform reads as a stop that it asked for.
-const CANCELLED: &str = "cancelled";
-
-/// Runs an evaluation to its end, which is reported before this returns.
-pub(super) async fn run_evaluation(
-    start: StartEvaluation,
-    context: TaskContext,
-    turns: Arc<Semaphore>,
-    stop: StopSignal,
-) {
-    let id = start.evaluation_id;
-    let result = measured(&start, &context, &turns, &stop).await;
-    let failure = match (result, stop.reason()) {
-        (Ok(Some(metrics)), _) => return report_completed(id, metrics, &context.reports),
-        (Ok(None), Some(StopReason::Shutdown)) => {
-            Failure::new(FailureKind::WorkerRestarted, "the worker was shut down")
-        }
-        (Ok(None), _) => return report_cancelled(id, &context.reports),
-        (Err(failure), _) => failure,
-    };
-    report_failed(id, failure.message, Some(failure.kind), &context.reports);
-}
-
-/// Says that there are no figures because nobody wants them any more.
-pub(super) fn report_cancelled(id: EvaluationId, reports: &Reports) {
-    report_failed(id, CANCELLED.to_owned(), None, reports);
-}
-
-/// Says that there are no figures.
-pub(super) fn report_failed(
-    id: EvaluationId,
-    error: String,
-    failure_kind: Option<FailureKind>,
-    reports: &Reports,
-) {
-    tracing::warn!(evaluation.id = %id, reason = error, "evaluation has no figures");
-    reports.keep_or_send(FromWorker::EvaluationFailed(EvaluationFailed {
-        worker_id: None,
-        evaluation_id: id,
-        message_id: Some(MessageId::random()),
-        data: EvaluationFailedData {
-            error,
-            failure_kind,
-        },
-    }));
-}
-
-fn report_completed(id: EvaluationId, metrics: EvaluationMetrics, reports: &Reports) {
-    tracing::info!(evaluation.id = %id, "evaluation is done");
-    reports.keep_or_send(FromWorker::EvaluationCompleted(EvaluationCompleted {
-        worker_id: None,
-        evaluation_id: id,
-        message_id: Some(MessageId::random()),
-        data: EvaluationCompletedData { metrics },
-    }));
-}
 
 /// What can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +55,7 @@ struct Prepared {
 }
 
 /// The figures; none when it was stopped.
-async fn measured(
+pub(super) async fn measured(
     start: &StartEvaluation,
     context: &TaskContext,
     turns: &Semaphore,
@@ -136,14 +71,8 @@ async fn measured(
         _ = stop.stopped() => return Ok(None),
     };
     let (id, reports, stop) = (start.evaluation_id, context.reports.clone(), stop.clone());
-    let work = move || prepared.measure(id, &reports, &stop);
-    let evaluated =
-        actix_rt::task::spawn_blocking(work)
-            .await
-            .unwrap_or_else(|panic| match panic.try_into_panic() {
-                Ok(panic) => Err(Failure::from_panic(&*panic)),
-                Err(error) => Err(Failure::new(FailureKind::Internal, error.to_string())),
-            })?;
+    let progress = TaskProgress::new(id.into(), reports);
+    let evaluated = off_thread(move || prepared.measure(progress, &stop)).await?;
     Ok(match evaluated {
         Evaluated::Completed(figures) => Some(chosen(&figures, &metrics)),
         Evaluated::Stopped => None,
@@ -182,8 +111,7 @@ async fn prepare(data: &StartEvaluationData, context: &TaskContext) -> Result<Pr
     };
     let batch_size = count("batch_size", data.batch_size, DEFAULT_BATCH_SIZE)?;
     let max_length = count("max_length", data.max_length, DEFAULT_MAX_LENGTH)?;
-    let own_dir = TempDir::with_prefix_in("evaluation-", &context.state_dir)
-        .map_err(|source| TransferError::io("create a folder in", &context.state_dir, source))?;
+    let own_dir = context.own_folder("evaluation-")?;
     let source = match &data.dataset {
         Some(dataset) => dataset.clone(),
         None => plain_dataset(&data.dataset_url)?,
@@ -277,12 +205,7 @@ fn base_of(adapter: &AdapterFiles) -> Result<BaseModel, Failure> {
 }
 
 impl Prepared {
-    fn measure(
-        self,
-        id: EvaluationId,
-        reports: &Reports,
-        stop: &StopSignal,
-    ) -> Result<Evaluated, Failure> {
+    fn measure(self, mut progress: TaskProgress, stop: &StopSignal) -> Result<Evaluated, Failure> {
         let chat = self.model.chat()?;
         let encoder = RowEncoder {
             chat: &chat,
@@ -306,58 +229,17 @@ impl Prepared {
             Some(files) => Some(adapter::load_all(files.folder(), self.model.config())?.pairs),
             None => None,
         };
-        let progress = Progress::new(id, examples.len(), reports);
+        let total = examples.len() as u64;
+        progress.tell(0, total);
         Ok(evaluate(
             self.model.llama().clone(),
             adapter.as_ref(),
             &examples,
             self.batch_size,
             &is_stopped,
-            &mut progress.teller(),
+            &mut |done| progress.tell(done as u64, total),
         )?)
     }
-}
-
-/// Tells how far an evaluation is, at its start, now and then, and at its end.
-struct Progress<'a> {
-    id: EvaluationId,
-    total: usize,
-    reports: &'a Reports,
-}
-
-impl<'a> Progress<'a> {
-    fn new(id: EvaluationId, total: usize, reports: &'a Reports) -> Self {
-        let progress = Self { id, total, reports };
-        progress.tell(0);
-        progress
-    }
-
-    fn teller(&self) -> impl FnMut(usize) {
-        let mut told = Instant::now();
-        move |done| {
-            if done == self.total || told.elapsed() >= PROGRESS_EVERY {
-                told = Instant::now();
-                self.tell(done);
-            }
-        }
-    }
-
-    fn tell(&self, done: usize) {
-        self.reports
-            .send(FromWorker::EvaluationProgress(EvaluationProgress {
-                worker_id: None,
-                evaluation_id: self.id,
-                data: EvaluationProgressData {
-                    done: done as u64,
-                    total: self.total as u64,
-                },
-            }));
-    }
-}
-
-/// The request is one that nobody could carry out.
-fn refused(message: String) -> Failure {
-    Failure::new(FailureKind::BadConfig, message)
 }
 
 #[cfg(test)]
@@ -378,7 +260,7 @@ mod tests {
         assert_eq!((told.loss, told.token_accuracy), (None, Some(0.25)));
         assert_eq!(told.tokens, Some(8));
         let refused = metrics(&["bleu".to_owned()]).unwrap_err();
-        assert_eq!(refused.kind, FailureKind::BadConfig);
+        assert_eq!(refused.kind, trainyard_shared::FailureKind::BadConfig);
         assert!(refused.message.contains("`bleu`"), "{refused:?}");
         assert!(metrics(&[]).unwrap_err().message.starts_with("metrics: "));
     }

@@ -1,4 +1,4 @@
-//! Which answers or evaluations run and which have ended: what becomes of a request to start or stop one.
+//! Which answers, evaluations or exports run and which have ended: what becomes of a request to start or stop one.
 
 use std::collections::VecDeque;
 

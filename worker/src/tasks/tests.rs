@@ -2,6 +2,7 @@
 //! stopped or replaced while they prepare.
 
 mod evaluation;
+mod export;
 mod federated;
 pub(super) mod golden;
 mod harness;

@@ -5,7 +5,6 @@
 //! 3. The end is put into the outbox: completed, failed or stopped. An attempt that a newer one has
 //!    taken the place of ends without a word.
 
-mod artifacts;
 mod engine_run;
 mod job_log;
 mod prepare;
@@ -22,6 +21,7 @@ use super::failure::Failure;
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::connection::outbox::JobAttempt;
+use crate::state_dir::JOBS;
 use engine_run::{EngineRun, Outcome, Progress, Reached};
 use job_log::JobLog;
 use prepare::{checkpoint_prefix, prepare};
@@ -157,7 +157,9 @@ fn report_stopped(job: JobAttempt, reports: &Reports, progress: &Progress) {
 /// The attempt's own folder. What has to outlive the attempt is in the outbox.
 fn job_folder(state_dir: &Path, job: JobAttempt) -> PathBuf {
     let attempt = job.attempt.unwrap_or(1);
-    state_dir.join(format!("jobs/job-{}-attempt-{attempt}", job.job_id))
+    state_dir
+        .join(JOBS)
+        .join(format!("job-{}-attempt-{attempt}", job.job_id))
 }
 
 fn delete_folder(folder: &Path) {

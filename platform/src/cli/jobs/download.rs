@@ -13,6 +13,9 @@ use crate::cli::client::Platform;
 use crate::cli::error::CliError;
 use crate::cli::output::{Output, bytes, cell, items, remark};
 
+/// What the paths of exports' files begin with.
+const EXPORTS: &str = "exports/";
+
 /// Options of `jobs download`.
 #[derive(Args)]
 pub struct Options {
@@ -21,6 +24,9 @@ pub struct Options {
     /// The folder to put the files in; else job-ID.
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
+    /// Fetch the files of this export instead of the result's.
+    #[arg(long, value_name = "ID")]
+    export: Option<u64>,
 }
 
 /// A file that a job made.
@@ -41,20 +47,57 @@ pub struct Maker<'a> {
     pub id: u64,
 }
 
-/// Fetches all files of the job.
-pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Result<(), CliError> {
-    let maker = Maker {
-        collection: "jobs",
-        word: "job",
-        id: options.id,
-    };
-    fetch_all(&maker, options.output.as_deref(), platform, output).await
+impl Maker<'_> {
+    /// A job.
+    pub const fn job(id: u64) -> Self {
+        Self {
+            collection: "jobs",
+            word: "job",
+            id,
+        }
+    }
 }
 
-/// Fetches all files that something has made.
+/// Fetches the files of the job's result, or of one of its exports.
+pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    let folder = options.output.as_deref();
+    match options.export {
+        Some(export) => fetch_export(options.id, export, folder, platform, output).await,
+        None => fetch_all(&Maker::job(options.id), folder, platform, output).await,
+    }
+}
+
+/// Fetches the files of an export of a job.
+pub async fn fetch_export(
+    job: u64,
+    export: u64,
+    folder: Option<&Path>,
+    platform: &Platform,
+    output: &Output,
+) -> Result<(), CliError> {
+    let own = format!("export-{export}");
+    let folder = folder.unwrap_or(Path::new(&own));
+    let prefix = format!("{EXPORTS}{export}/");
+    fetch(&Maker::job(job), Some(&prefix), folder, platform, output).await
+}
+
+/// Fetches all files that something has made, but for those of exports.
 pub async fn fetch_all(
     maker: &Maker<'_>,
     folder: Option<&Path>,
+    platform: &Platform,
+    output: &Output,
+) -> Result<(), CliError> {
+    let own = format!("{}-{}", maker.word, maker.id);
+    let folder = folder.unwrap_or(Path::new(&own));
+    fetch(maker, None, folder, platform, output).await
+}
+
+/// Fetches the files whose paths begin with `prefix`, to where the rest of their paths says.
+async fn fetch(
+    maker: &Maker<'_>,
+    prefix: Option<&str>,
+    folder: &Path,
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
@@ -69,21 +112,27 @@ pub async fn fetch_all(
     for artifact in named {
         remark(&format!("not stored here: {}", cell(artifact, "/path")));
     }
+    let is_wanted = |artifact: &&Value| {
+        let path = artifact["path"].as_str().unwrap_or_default();
+        prefix.map_or(!path.starts_with(EXPORTS), |prefix| {
+            path.starts_with(prefix)
+        })
+    };
     let artifacts = stored
         .into_iter()
-        .map(Artifact::read)
+        .filter(is_wanted)
+        .map(|artifact| Artifact::read_below(artifact, prefix.unwrap_or_default()))
         .collect::<Result<Vec<_>, _>>()?;
     if artifacts.is_empty() {
-        let word = maker.word;
-        return Err(CliError::Input(format!("{word} {id} has no files (yet)")));
+        let whose = match prefix {
+            Some(prefix) => prefix.trim_end_matches('/').to_owned(),
+            None => format!("{} {id}", maker.word),
+        };
+        return Err(CliError::Input(format!("{whose} has no files (yet)")));
     }
-    let folder = folder.map_or_else(
-        || PathBuf::from(format!("{}-{id}", maker.word)),
-        Path::to_owned,
-    );
     let mut files = Vec::new();
     for artifact in &artifacts {
-        let length = artifact.fetch(maker, &folder, platform).await?;
+        let length = artifact.fetch(maker, folder, platform).await?;
         let path = folder.join(&artifact.path);
         if !output.is_json() {
             output.line(&format!("{}  {}", path.display(), bytes(length)))?;
@@ -97,10 +146,11 @@ pub async fn fetch_all(
 }
 
 impl Artifact {
-    fn read(artifact: &Value) -> Result<Self, CliError> {
+    /// A file as the API lists it, to be put where its path below `prefix` says.
+    fn read_below(artifact: &Value, prefix: &str) -> Result<Self, CliError> {
         let name = artifact["path"].as_str().unwrap_or_default();
-        let path = PathBuf::from(name);
-        let is_below = !name.is_empty()
+        let path = PathBuf::from(name.strip_prefix(prefix).unwrap_or(name));
+        let is_below = path.file_name().is_some()
             && path
                 .components()
                 .all(|part| matches!(part, Component::Normal(_)));
@@ -166,13 +216,16 @@ mod tests {
     fn a_path_that_leaves_its_folder_is_refused() {
         for wrong in ["", "..", "../x", "a/../../x", "/etc/passwd", "./x"] {
             assert!(
-                Artifact::read(&json!({ "path": wrong })).is_err(),
+                Artifact::read_below(&json!({ "path": wrong }), "").is_err(),
                 "{wrong:?}"
             );
         }
-        let artifact =
-            Artifact::read(&json!({"path": "final/adapter_model.safetensors", "size_bytes": 7}))
-                .unwrap();
-        assert_eq!(artifact.segments, ["final", "adapter_model.safetensors"]);
+        let artifact = Artifact::read_below(
+            &json!({"path": "exports/7/a.gguf", "size_bytes": 7}),
+            "exports/7/",
+        )
+        .unwrap();
+        assert_eq!(artifact.segments, ["exports", "7", "a.gguf"]);
+        assert_eq!(artifact.path, Path::new("a.gguf"));
     }
 }

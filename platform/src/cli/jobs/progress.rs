@@ -84,8 +84,9 @@ impl Lines {
     /// and the last step are always told.
     fn update(&mut self, update: &JobUpdateData, now: Instant) -> Option<String> {
         let is_other_status = self.status != Some(update.status);
-        let is_new_step = update.step.is_some() && update.step != self.step;
-        let is_last_step = is_new_step && update.step == update.total_steps;
+        let (step, total_steps) = steps(update);
+        let is_new_step = step.is_some() && step != self.step;
+        let is_last_step = is_new_step && step == total_steps;
         let is_time = self
             .told_at
             .is_none_or(|told_at| now.duration_since(told_at) >= STEP_LINE_INTERVAL);
@@ -93,20 +94,29 @@ impl Lines {
             return None;
         }
         self.status = Some(update.status);
-        self.step = update.step;
+        self.step = step;
         self.told_at = Some(now);
         Some(update_in_words(update))
     }
 }
 
+/// The step at which the job is, and how many it has, as far as they are known.
+fn steps(update: &JobUpdateData) -> (Option<u64>, Option<u64>) {
+    match &update.progress {
+        Some(progress) => (Some(progress.step), progress.total_steps),
+        None => (None, None),
+    }
+}
+
 fn update_in_words(update: &JobUpdateData) -> String {
     let mut words = vec![update.status.to_string()];
-    match (update.step, update.total_steps) {
+    match steps(update) {
         (Some(step), Some(total)) => words.push(format!("step {step}/{total}")),
         (Some(step), None) => words.push(format!("step {step}")),
         (None, _) => {}
     }
-    words.extend(update.epoch.map(|epoch| format!("epoch {epoch}")));
+    let epoch = update.progress.as_ref().and_then(|progress| progress.epoch);
+    words.extend(epoch.map(|epoch| format!("epoch {epoch}")));
     let figures = figures(update);
     if !figures.is_empty() {
         words.push(figures);
@@ -118,15 +128,16 @@ fn update_in_words(update: &JobUpdateData) -> String {
 /// Loss, speed and time left, as far as they are known.
 fn figures(update: &JobUpdateData) -> String {
     let mut words = Vec::new();
-    match update.loss {
+    let progress = update.progress.clone().unwrap_or_default();
+    match progress.loss {
         Some(loss) if loss.is_finite() => words.push(format!("loss {loss:.4}")),
         Some(_) => words.push("loss not finite".to_owned()),
         None => {}
     }
-    words.extend(finite(update.eval_loss).map(|loss| format!("evaluation loss {loss:.4}")));
-    words.extend(finite(update.token_throughput).map(|speed| format!("{speed:.0} tokens/s")));
+    words.extend(finite(progress.eval_loss).map(|loss| format!("evaluation loss {loss:.4}")));
+    words.extend(finite(progress.token_throughput).map(|speed| format!("{speed:.0} tokens/s")));
     if !update.status.is_ended() {
-        let left = update
+        let left = progress
             .eta_seconds
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
         words.extend(left.map(|left| format!("ETA {}", time_span(left))));
@@ -167,13 +178,14 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 fn draw(bar: &ProgressBar, update: &JobUpdateData) {
-    if let Some(total) = update.total_steps {
+    let (step, total) = steps(update);
+    if let Some(total) = total {
         if bar.length().is_none() {
             bar.set_style(style("{prefix:9} {bar:30} {pos}/{len}  {wide_msg}"));
         }
         bar.set_length(total);
     }
-    if let Some(step) = update.step {
+    if let Some(step) = step {
         bar.set_position(step);
     }
     let figures = figures(update);
@@ -189,15 +201,23 @@ fn draw(bar: &ProgressBar, update: &JobUpdateData) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trainyard_shared::message::TrainingProgressData;
 
     fn running(step: u64) -> JobUpdateData {
-        JobUpdateData {
-            step: Some(step),
+        running_at(TrainingProgressData {
+            step,
             total_steps: Some(10),
             epoch: Some(1),
             loss: Some(0.34212),
             token_throughput: Some(6400.4),
             eta_seconds: Some(125.0),
+            ..TrainingProgressData::default()
+        })
+    }
+
+    fn running_at(progress: TrainingProgressData) -> JobUpdateData {
+        JobUpdateData {
+            progress: Some(progress),
             ..JobUpdateData::of(JobStatus::Running)
         }
     }
@@ -213,11 +233,12 @@ mod tests {
 
     #[test]
     fn g036_a_loss_that_is_not_finite_is_told_as_that() {
-        let update = JobUpdateData {
+        let update = running_at(TrainingProgressData {
+            step: 4,
             loss: Some(f64::NAN),
             eta_seconds: Some(f64::NAN),
-            ..running(4)
-        };
+            ..TrainingProgressData::default()
+        });
         assert!(update_in_words(&update).contains("loss not finite"));
     }
 

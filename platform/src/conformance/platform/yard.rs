@@ -1,6 +1,7 @@
 //! What checks bring about: enrolled workers, dashboards, jobs that run. Whatever goes wrong on the way stands in
 //! the way of the check; it breaks no rule but that of the check which looks at it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -30,6 +31,8 @@ pub struct Yard {
     /// Workers that are idle.
     spare: Vec<Worker>,
     dataset: Option<i64>,
+    /// Workers that were deleted, or could not be.
+    gone: BTreeSet<i64>,
     made: Made,
 }
 
@@ -82,6 +85,7 @@ impl Yard {
             aging: None,
             spare: Vec::new(),
             dataset: None,
+            gone: BTreeSet::new(),
             made: Made::default(),
         }
     }
@@ -200,12 +204,19 @@ impl Yard {
         Ok(worker)
     }
 
-    /// A worker that is the only idle one of those that are played.
+    /// A worker that is the only one of those that are played: the platform has no choice.
     pub async fn only_worker(&mut self) -> Outcome<Worker> {
         let worker = self.worker().await?;
-        // Where the others are gone, the platform has no choice: so it is given time to see them go.
-        if !self.spare.is_empty() {
-            self.spare.clear();
+        self.spare.clear();
+        let mut others = self.heard.enrolled();
+        others.retain(|other| *other != worker.identity.number && self.gone.insert(*other));
+        let mut are_gone = true;
+        for other in others {
+            let deleted = self.rest.delete(&format!("api/workers/{other}")).await;
+            are_gone &= deleted.is_ok();
+        }
+        if !are_gone {
+            // A user who may delete no workers has closed their connections: the platform is given time to see it.
             tokio::time::sleep(self.pace.quiet_for).await;
         }
         Ok(worker)

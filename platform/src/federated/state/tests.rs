@@ -386,6 +386,7 @@ fn only_named_workers_may_join_where_some_are_named() {
 
 fn free(workers: &[(WorkerId, f64)]) -> BTreeMap<WorkerId, Abilities> {
     let abilities = |score| Abilities {
+        exports: false,
         worker_type: WorkerType::Both,
         gpu_memory_gb: None,
         score: Some(score),

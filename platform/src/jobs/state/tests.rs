@@ -1,7 +1,10 @@
 use super::*;
-use crate::jobs::event::Effect;
+use crate::jobs::event::{Effect, Report};
 use std::time::Duration;
-use trainyard_shared::message::{ArtifactFile, JobFailedData, JobStoppedData};
+use trainyard_shared::message::{
+    ArtifactFile, CheckpointSavedData, JobCompletedData, JobFailedData, JobStartedData,
+    JobStoppedData, TrainingProgressData,
+};
 
 mod checkpoints;
 mod unclear_writes;

@@ -1,4 +1,4 @@
-//! Evaluations and federated sessions occupy a worker as jobs do: it is claimed, asked when it comes back, and
+//! Tasks and federated sessions occupy a worker as jobs do: it is claimed, asked when it comes back, and
 //! given up with them.
 
 use trainyard_shared::WorkerStatus;
@@ -49,7 +49,7 @@ impl Fleet {
         member.freed(worker, of.status(), said_by_worker, now)
     }
 
-    /// The worker says which evaluations and sessions it has.
+    /// The worker says which tasks and sessions it has.
     pub fn work_named(
         &mut self,
         worker: WorkerId,
@@ -107,13 +107,14 @@ impl Member {
 mod tests {
     use std::time::Duration;
 
-    use trainyard_shared::ids::{EvaluationId, FederatedSessionId, JobId};
+    use trainyard_shared::ids::{EvaluationId, ExportId, FederatedSessionId, JobId, TaskId};
 
     use super::*;
     use crate::workers::state::FleetTiming;
 
     const A: WorkerId = WorkerId(1);
-    const E: Occupation = Occupation::Evaluation(EvaluationId(7));
+    const E: Occupation = Occupation::Task(TaskId::Evaluation(EvaluationId(7)));
+    const X: Occupation = Occupation::Task(TaskId::Export(ExportId(7)));
     const S: Occupation = Occupation::Session(FederatedSessionId(7));
 
     fn at(seconds: u64) -> Moment {
@@ -137,14 +138,14 @@ mod tests {
     fn evaluations(ids: &[i64]) -> NamedWork {
         NamedWork {
             evaluations: Some(ids.iter().map(|id| EvaluationId(*id)).collect()),
-            sessions: None,
+            ..NamedWork::default()
         }
     }
 
     fn sessions(ids: &[i64]) -> NamedWork {
         NamedWork {
-            evaluations: None,
             sessions: Some(ids.iter().map(|id| FederatedSessionId(*id)).collect()),
+            ..NamedWork::default()
         }
     }
 
@@ -155,14 +156,18 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_occupied_is_given_nothing_else_and_says_so() {
-        for (occupation, status) in [(E, WorkerStatus::Evaluating), (S, WorkerStatus::Federated)] {
+        for (occupation, status) in [
+            (E, WorkerStatus::Evaluating),
+            (X, WorkerStatus::Exporting),
+            (S, WorkerStatus::Federated),
+        ] {
             let (mut fleet, _) = fleet();
             assert!(fleet.occupy(A, occupation));
             assert!(!fleet.occupy(A, E) && !fleet.occupy(A, S));
             assert!(!fleet.claim(A, JobId(1)));
             assert_eq!(fleet.view(A).unwrap().status, status);
             assert_eq!(
-                fleet.vacated(A, Occupation::Evaluation(EvaluationId(8)), true, at(1)),
+                fleet.vacated(A, Occupation::Task(EvaluationId(8).into()), true, at(1)),
                 []
             );
             let effects = fleet.vacated(A, occupation, true, at(1));

@@ -78,6 +78,7 @@ impl Handler<Register> for Supervisor {
                 worker_type: data.worker_type,
                 gpu_memory_gb: data.gpu_memory_gb.filter(|_| data.gpu_available),
                 score,
+                exports: false,
             });
             entry.models = data.models;
         }
@@ -121,6 +122,9 @@ impl Handler<Reported> for Supervisor {
             entry.metrics = Some(*metrics);
         }
         let (worker, generation) = (lease.worker(), lease.generation());
+        if reported.named.exports.is_some() {
+            self.makes_exports(worker);
+        }
         let effects = self
             .fleet
             .reported(worker, generation, reported.report, self.now());

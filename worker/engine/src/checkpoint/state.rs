@@ -31,6 +31,9 @@ pub struct TrainerState {
     /// The smoothed loss.
     #[serde(default, with = "exact::optional")]
     pub loss_ema: Option<f64>,
+    /// The gradient norm of the newest step, where it is finite.
+    #[serde(default, with = "exact::optional")]
+    pub last_grad_norm: Option<f64>,
     /// Time spent in training, in seconds, over all attempts.
     pub training_seconds: f64,
     /// Tokens run through the model in training.
@@ -123,6 +126,7 @@ impl TrainerState {
             first_loss: None,
             last_loss: None,
             loss_ema: None,
+            last_grad_norm: None,
             training_seconds: 0.0,
             tokens: 0,
             evaluations: Evaluations::default(),

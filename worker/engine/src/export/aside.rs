@@ -3,9 +3,19 @@
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
 
 use crate::EngineError;
 use crate::files::{rename_durably, sync_folder};
+
+/// What the names of folders aside begin with.
+const PREFIX: &str = ".exporting-";
+/// The file in them that is locked as long as they are in use.
+const LOCK: &str = "lock";
+/// Older ones without it are left over.
+const LOCKED_WITHIN: Duration = Duration::from_secs(60);
 
 /// What becomes of a file or folder that stands where the export goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,12 +80,9 @@ pub(super) fn put(
     };
     let output = &parent.join(output.file_name().unwrap_or_default());
     fs::create_dir_all(parent).map_err(|error| EngineError::io("create", parent, error))?;
-    // On the same file system as its place; removed with all that is in it when this function ends.
-    let aside = tempfile::Builder::new()
-        .prefix(".exporting-")
-        .tempdir_in(parent)
-        .map_err(|error| EngineError::io("write", parent, error))?;
-    let written = aside.path().join("new");
+    sweep(parent);
+    let aside = Aside::within(parent).map_err(|error| EngineError::io("write", parent, error))?;
+    let written = aside.folder.path().join("new");
     if kind == Kind::Folder {
         fs::create_dir(&written).map_err(|error| EngineError::io("create", &written, error))?;
     }
@@ -84,7 +91,51 @@ pub(super) fn put(
     if kind == Kind::Folder {
         sync_files(&written).map_err(failed)?;
     }
-    move_to(&written, output, &aside.path().join("old")).map_err(failed)
+    move_to(&written, output, &aside.folder.path().join("old")).map_err(failed)
+}
+
+/// A hidden folder on the same file system as the place of an export; removed with all that is in it when this value
+/// goes. As long as it is in use its lock is held.
+struct Aside {
+    folder: TempDir,
+    _lock: File,
+}
+
+impl Aside {
+    fn within(parent: &Path) -> io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(parent)?;
+        // It has its name only once it is locked: nobody can find it and think that it is left over.
+        let unlocked = folder.path().join("new-lock");
+        let lock = File::create(&unlocked)?;
+        lock.lock()?;
+        fs::rename(unlocked, folder.path().join(LOCK))?;
+        Ok(Self {
+            folder,
+            _lock: lock,
+        })
+    }
+}
+
+/// Removes what exports left in `parent` that were killed. What cannot be removed stays, and does no harm.
+fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let folder = entry.path();
+        let is_aside = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_aside && is_left_over(&folder) {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+fn is_left_over(folder: &Path) -> bool {
+    match File::open(folder.join(LOCK)) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        // Killed before it was locked, unless that is just about to happen.
+        Err(_) => {
+            let made = fs::metadata(folder).and_then(|metadata| metadata.modified());
+            made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > LOCKED_WITHIN))
+        }
+    }
 }
 
 /// Names the place that the user knows instead of the one aside.
@@ -128,4 +179,34 @@ fn move_to(written: &Path, output: &Path, old: &Path) -> io::Result<()> {
         // The error that matters is the one that kept the new folder from its place.
         let _ = fs::rename(old, output);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::SystemTime;
+
+    #[test]
+    fn what_a_killed_export_left_is_removed_by_the_next_and_what_is_in_use_is_not() {
+        let parent = tempfile::tempdir().unwrap();
+        let place = |name: &str| parent.path().join(name);
+        let killed = place(".exporting-killed");
+        fs::create_dir(&killed).unwrap();
+        File::create(killed.join(LOCK)).unwrap();
+        fs::write(killed.join("new"), b"half").unwrap();
+        let (old, beginning) = (place(".exporting-old"), place(".exporting-beginning"));
+        for folder in [&old, &beginning] {
+            fs::create_dir(folder).unwrap();
+        }
+        let long_ago = SystemTime::now() - LOCKED_WITHIN * 2;
+        File::open(&old).unwrap().set_modified(long_ago).unwrap();
+        let in_use = Aside::within(parent.path()).unwrap();
+        put(&place("out"), Kind::File, Existing::Keep, |path| {
+            fs::write(path, b"whole").map_err(|error| EngineError::io("write", path, error))
+        })
+        .unwrap();
+        assert!(place("out").exists());
+        assert!(in_use.folder.path().exists() && beginning.exists());
+        assert!(!killed.exists() && !old.exists());
+    }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use trainyard_shared::training::TrainingConfig;
 
 use super::{
-    Adapter, Batch, CacheRoom, Context, Decoder, IGNORE, Llama, LoadedAdapter, LoraModule,
+    Adapter, Batch, CacheRoom, Context, Decoder, IGNORE, Llama, LoadedAdapter, LoraModule, Masks,
     ModelConfig, Prefill, Projection, RopeScaling, TrainModel,
     golden_tests::{assert_near, read, tensor},
 };
@@ -83,7 +83,7 @@ fn lora_model(name: &str) -> TrainModel {
 fn assert_gradients(name: &str, model: &mut TrainModel, loss: &Value, prefix: &str, suffix: &str) {
     let batch = batch();
     let scale = 1.0 / batch.labelled_tokens() as f32;
-    let found = model.forward_backward(&batch, scale, 0).unwrap();
+    let found = model.forward_backward(&batch, scale, Masks::of(0)).unwrap();
     let expected = loss.as_f64().unwrap();
     let error = (found.mean() - expected).abs();
     assert!(
@@ -166,7 +166,10 @@ fn steps_on_each_architecture_follow_those_of_torch() {
             let mut optimizer = Optimizer::new(&config, &model.parameters_mut());
             for expected in meta()["models"][name]["steps"][kind].as_array().unwrap() {
                 model.zero_gradients();
-                let loss = model.forward_backward(&batch, scale, 0).unwrap().mean();
+                let loss = model
+                    .forward_backward(&batch, scale, Masks::of(0))
+                    .unwrap()
+                    .mean();
                 let norm = optimizer.update(&mut model.parameters_mut(), number(&adamw["lr"]));
                 for (found, name) in [(loss, "loss_before"), (norm, "grad_norm_before_clip")] {
                     let expected = number(&expected[name]);
@@ -185,7 +188,7 @@ fn gradient_checkpointing_changes_no_bit_in_any_architecture() {
         let gradients = |checkpointing: bool| -> Vec<Vec<f32>> {
             let mut model = TrainModel::full(model(name)).unwrap();
             model.set_gradient_checkpointing(checkpointing);
-            model.forward_backward(&batch(), 1.0, 0).unwrap();
+            model.forward_backward(&batch(), 1.0, Masks::of(0)).unwrap();
             let parameters = model.parameters_mut();
             parameters.iter().map(|p| p.gradient.to_vec()).collect()
         };

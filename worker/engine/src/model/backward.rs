@@ -181,10 +181,7 @@ impl LayerBackward<'_> {
         u: &[f32],
         scratch: &mut [f32],
     ) {
-        if let Some((lora, _, db)) = self
-            .trainable
-            .lora_mut(self.layer, p, self.pass.dropout_seed)
-        {
+        if let Some((lora, _, db)) = self.trainable.lora_mut(self.layer, p, self.pass.masks) {
             let len = u.len();
             let mut du = ActivationsMut::new(&mut du[..len], lora.rank);
             lora_backward_b(
@@ -207,10 +204,7 @@ impl LayerBackward<'_> {
         x: Activations<'_>,
         scratch: &mut [f32],
     ) {
-        if let Some((lora, da, _)) = self
-            .trainable
-            .lora_mut(self.layer, p, self.pass.dropout_seed)
-        {
+        if let Some((lora, da, _)) = self.trainable.lora_mut(self.layer, p, self.pass.masks) {
             let du = Activations::new(&du[..dy.tokens() * lora.rank], lora.rank);
             lora_backward_a(da, du, x, lora, scratch);
         }
@@ -224,7 +218,7 @@ impl LayerBackward<'_> {
 
     /// A projection's part in the gradient of its input.
     fn branch<'b>(&'b self, p: Projection, du: &'b [f32], dy: Activations<'b>) -> Branch<'b> {
-        let lora = self.trainable.lora(self.layer, p, self.pass.dropout_seed);
+        let lora = self.trainable.lora(self.layer, p, self.pass.masks);
         Branch {
             dy,
             w: self.pass.model.projection(self.layer, p),

@@ -24,6 +24,25 @@ use crate::{
     },
 };
 
+/// Which values LoRA's dropout drops: the same seed drops the same values of the same tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Masks {
+    /// Another one for every optimizer step.
+    pub seed: u64,
+    /// The place of the batch's first token among those of the step.
+    pub first_token: u32,
+}
+
+impl Masks {
+    /// The masks of a step's first tokens.
+    pub const fn of(seed: u64) -> Self {
+        Self {
+            seed,
+            first_token: 0,
+        }
+    }
+}
+
 /// What a pass through the layers needs besides memory.
 #[derive(Clone, Copy)]
 pub(super) struct Pass<'a> {
@@ -33,8 +52,8 @@ pub(super) struct Pass<'a> {
     /// What tokens see in layers with one.
     pub windowed: Option<Sequences<'a>>,
     pub angles: Angles<'a>,
-    /// Selects the masks of LoRA's dropout; none outside training.
-    pub dropout_seed: Option<u64>,
+    /// What LoRA's dropout drops; nothing outside training.
+    pub masks: Option<Masks>,
 }
 
 impl<'a> Pass<'a> {
@@ -96,7 +115,7 @@ pub(super) fn layer_forward(
                       x: Activations<'_>,
                       p: Projection,
                       u: &mut [f32]| {
-        let lora = trainable.lora(layer, p, pass.dropout_seed);
+        let lora = trainable.lora(layer, p, pass.masks);
         let w = model.projection(layer, p);
         with_inner(lora, u, |lora| {
             linear_forward(y, start, x, w, lora, shared.scratch)

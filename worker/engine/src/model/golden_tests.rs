@@ -6,7 +6,8 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use super::{
-    Adapter, Batch, IGNORE, Llama, LoraModule, ModelConfig, Projection, RopeScaling, TrainModel,
+    Adapter, Batch, IGNORE, Llama, LoraModule, Masks, ModelConfig, Projection, RopeScaling,
+    TrainModel,
 };
 use crate::{golden, weights::ModelFiles};
 
@@ -118,7 +119,7 @@ fn assert_logits(model: &mut TrainModel, file: &str) {
 fn assert_gradients(model: &mut TrainModel, file: &str, prefix: &str, suffix: &str, loss: &Value) {
     let (batch, _) = batch();
     let scale = 1.0 / batch.labelled_tokens() as f32;
-    let found = model.forward_backward(&batch, scale, 0).unwrap();
+    let found = model.forward_backward(&batch, scale, Masks::of(0)).unwrap();
     let expected = loss.as_f64().unwrap();
     assert!(
         (found.mean() - expected).abs() < 2e-6 * expected,
@@ -222,7 +223,7 @@ fn gradient_checkpointing_changes_no_bit() {
     let gradients = |checkpointing: bool| -> Vec<Vec<f32>> {
         let mut model = lora_model("tied", 2.0);
         model.set_gradient_checkpointing(checkpointing);
-        model.forward_backward(&batch, 1.0, 0).unwrap();
+        model.forward_backward(&batch, 1.0, Masks::of(0)).unwrap();
         model
             .parameters_mut()
             .iter()
@@ -242,7 +243,7 @@ fn gradients_do_not_depend_on_the_number_of_threads() {
             .unwrap();
         pool.install(|| {
             let mut model = lora_model("untied", 2.0);
-            model.forward_backward(&batch, 1.0, 0).unwrap();
+            model.forward_backward(&batch, 1.0, Masks::of(0)).unwrap();
             model
                 .parameters_mut()
                 .iter()
@@ -263,7 +264,12 @@ fn g084_dropout_repeats_for_its_seed_and_is_off_in_evaluation() {
     dropped.dropout = 0.5;
     let mut dropped = TrainModel::new(Arc::new(model), &dropped).unwrap();
     let mut plain = lora_model("tied", 2.0);
-    let mut loss = |seed| dropped.forward_backward(&batch, 1.0, seed).unwrap().nll_sum;
+    let mut loss = |seed| {
+        dropped
+            .forward_backward(&batch, 1.0, Masks::of(seed))
+            .unwrap()
+            .nll_sum
+    };
     let first = loss(1);
     assert_eq!(first, loss(1));
     assert_ne!(first, loss(2));
@@ -274,6 +280,37 @@ fn g084_dropout_repeats_for_its_seed_and_is_off_in_evaluation() {
 }
 
 #[test]
+fn dropout_drops_the_same_values_however_a_step_is_cut_into_batches() {
+    let model = Arc::new(model("tied"));
+    let mut adapter = adapter("tied", model.config(), 2.0);
+    adapter.dropout = 0.5;
+    let mut model = TrainModel::new(model, &adapter).unwrap();
+    let rows: [(&[u32], &[i32]); 2] = [
+        (&[1, 2, 3, 4, 5], &[2, 3, 4, 5, 6]),
+        (&[7, 8, 9], &[8, 9, 1]),
+    ];
+    let mut whole = Batch::default();
+    let mut first_token = 0;
+    let mut parts = 0.0;
+    for (ids, targets) in rows {
+        whole.push_sequence(ids, targets);
+        let mut part = Batch::default();
+        part.push_sequence(ids, targets);
+        let masks = Masks {
+            seed: 5,
+            first_token,
+        };
+        parts += model.forward_backward(&part, 1.0, masks).unwrap().nll_sum;
+        first_token += ids.len() as u32;
+    }
+    let whole = model
+        .forward_backward(&whole, 1.0, Masks::of(5))
+        .unwrap()
+        .nll_sum;
+    assert!((whole - parts).abs() < 1e-4 * whole, "{whole}, {parts}");
+}
+
+#[test]
 fn gradients_with_dropout_follow_the_loss() {
     let (batch, _) = batch();
     let base = Arc::new(model("untied"));
@@ -281,10 +318,13 @@ fn gradients_with_dropout_follow_the_loss() {
     start.dropout = 0.3;
     let loss = |adapter: &Adapter| {
         let mut model = TrainModel::new(base.clone(), adapter).unwrap();
-        model.forward_backward(&batch, 1.0, 9).unwrap().nll_sum
+        model
+            .forward_backward(&batch, 1.0, Masks::of(9))
+            .unwrap()
+            .nll_sum
     };
     let mut model = TrainModel::new(base.clone(), &start).unwrap();
-    model.forward_backward(&batch, 1.0, 9).unwrap();
+    model.forward_backward(&batch, 1.0, Masks::of(9)).unwrap();
     for projection in Projection::ALL {
         let index = 2 * projection as usize;
         let gradient = model.parameters_mut()[index].gradient.to_vec();
@@ -310,9 +350,9 @@ fn gradients_with_dropout_follow_the_loss() {
 fn gradients_add_up_until_they_are_set_to_zero() {
     let (batch, _) = batch();
     let mut model = lora_model("tied", 2.0);
-    model.forward_backward(&batch, 1.0, 0).unwrap();
+    model.forward_backward(&batch, 1.0, Masks::of(0)).unwrap();
     let once: Vec<f32> = model.parameters_mut()[0].gradient.to_vec();
-    model.forward_backward(&batch, 1.0, 0).unwrap();
+    model.forward_backward(&batch, 1.0, Masks::of(0)).unwrap();
     let twice: Vec<f32> = model.parameters_mut()[0].gradient.to_vec();
     assert_near(
         "twice",
@@ -336,7 +376,7 @@ fn impossible_batches_are_refused() {
     let refused = |change: &dyn Fn(&mut Batch), model: &mut TrainModel| {
         let mut batch = good.clone();
         change(&mut batch);
-        assert!(model.forward_backward(&batch, 1.0, 0).is_err());
+        assert!(model.forward_backward(&batch, 1.0, Masks::of(0)).is_err());
     };
     refused(&|b| b.ids[0] = 128, &mut model);
     refused(&|b| b.targets[0] = 128, &mut model);

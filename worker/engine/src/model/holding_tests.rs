@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use super::{
-    Adapter, Batch, CacheRoom, Context, Decoder, Holding, Llama, LoadedAdapter, LossSum, Prefill,
-    TrainModel, llama::Weight,
+    Adapter, Batch, CacheRoom, Context, Decoder, Holding, Llama, LoadedAdapter, LossSum, Masks,
+    Prefill, TrainModel, llama::Weight,
 };
 use crate::{gguf::BlockType, golden, weights::ModelFiles};
 
@@ -41,7 +41,7 @@ fn batch() -> Batch {
 fn gradients(model: Llama) -> (LossSum, Vec<f32>) {
     let adapter = golden_adapter(&model);
     let mut model = TrainModel::new(Arc::new(model), &adapter).unwrap();
-    let loss = model.forward_backward(&batch(), 0.1, 1).unwrap();
+    let loss = model.forward_backward(&batch(), 0.1, Masks::of(1)).unwrap();
     let parameters = model.parameters_mut();
     let gradients = parameters.iter().flat_map(|p| p.gradient.to_vec());
     (loss, gradients.collect())
@@ -65,7 +65,7 @@ fn gradients_on_a_quantised_base_agree_with_finite_differences() {
     let model = Arc::new(Llama::load_as(&files(), Holding::FourBits).unwrap());
     let adapter = golden_adapter(&model);
     let mut train = TrainModel::new(model, &adapter).unwrap();
-    train.forward_backward(&batch(), 1.0, 1).unwrap();
+    train.forward_backward(&batch(), 1.0, Masks::of(1)).unwrap();
     let found: Vec<Vec<f32>> = train
         .parameters_mut()
         .iter()
@@ -76,7 +76,7 @@ fn gradients_on_a_quantised_base_agree_with_finite_differences() {
         let value = gradients.len() / 3;
         let mut loss = |change: f32| {
             train.parameters_mut()[parameter].value[value] += change;
-            let loss = train.forward_backward(&batch(), 0.0, 1).unwrap();
+            let loss = train.forward_backward(&batch(), 0.0, Masks::of(1)).unwrap();
             train.parameters_mut()[parameter].value[value] -= change;
             loss.nll_sum
         };

@@ -24,6 +24,7 @@ pub use adapter::{Adapter, LoraModule};
 pub use batch::{Batch, IGNORE, LossSum, TokenScore};
 pub use config::{Architecture, MAX_HEAD_DIM, ModelConfig, Projection, RopeScaling, SlidingWindow};
 pub use decode::{CacheRoom, Context, Decoder, LoadedAdapter, Prefill};
+pub use forward::Masks;
 pub use holding::{Held, Holding};
 pub use llama::Llama;
 pub(crate) use llama::Weight;

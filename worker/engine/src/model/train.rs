@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Adapter, Batch, Llama, LossSum, Parameter, TokenScore,
+    Adapter, Batch, Llama, LossSum, Masks, Parameter, TokenScore,
     backward::{InputGradient, LayerBackward},
     forward::{Pass, layer_forward},
     llama::Weight,
@@ -103,7 +103,7 @@ impl TrainModel {
 
     /// Runs a batch forward and backward, and adds the gradients of `scale * nll_sum`.
     ///
-    /// `dropout_seed` selects the masks of LoRA's dropout: the same seed drops the same values.
+    /// `masks` says what LoRA's dropout drops.
     ///
     /// # Errors
     /// [`EngineError::InvalidBatch`], [`EngineError::OutOfMemory`]; the gradients are then as before.
@@ -111,7 +111,7 @@ impl TrainModel {
         &mut self,
         batch: &Batch,
         scale: f32,
-        dropout_seed: u64,
+        masks: Masks,
     ) -> Result<LossSum, EngineError> {
         let keep = if self.checkpointing {
             Keep::Inputs
@@ -119,7 +119,7 @@ impl TrainModel {
             Keep::All
         };
         self.with_memory(batch, keep, |model, trainable, plan, mut memory| {
-            let pass = prepare(model, batch, &mut memory, Some(dropout_seed));
+            let pass = prepare(model, batch, &mut memory, Some(masks));
             layers_forward(pass, trainable, batch, &plan, &mut memory, &|| false);
             let loss = loss_and_gradient(pass, trainable, batch, scale, &plan, &mut memory);
             for layer in (0..model.config().num_hidden_layers).rev() {
@@ -271,7 +271,7 @@ pub(super) fn prepare<'p, 'm: 'p>(
     model: &'p Llama,
     batch: &'p Batch,
     memory: &mut Memory<'m>,
-    dropout_seed: Option<u64>,
+    masks: Option<Masks>,
 ) -> Pass<'p> {
     let starts = std::mem::take(&mut memory.shared.starts);
     let window_starts = std::mem::take(&mut memory.shared.window_starts);
@@ -283,7 +283,7 @@ pub(super) fn prepare<'p, 'm: 'p>(
         everything: seen(starts, None),
         windowed: window.map(|window| seen(window_starts, Some(window.tokens))),
         angles: model.rotary.angles(angles, &batch.positions),
-        dropout_seed,
+        masks,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Adapter, Llama, ModelConfig, Parameter, Projection, llama::Weight};
+use super::{Adapter, Llama, Masks, ModelConfig, Parameter, Projection, llama::Weight};
 use crate::{
     EngineError,
     device::Buffer,
@@ -189,29 +189,30 @@ impl Trainable {
         !self.whole.is_empty()
     }
 
-    /// What a pair drops; `seed` selects the masks of a training step.
+    /// What a pair drops in a training step.
     fn dropout_of(
         &self,
         layer: usize,
         projection: Projection,
-        seed: Option<u64>,
+        masks: Option<Masks>,
     ) -> Option<Dropout> {
         let place = (layer * 7 + projection as usize + 1) as u64;
-        seed.filter(|_| self.dropout > 0.0).map(|seed| Dropout {
+        masks.filter(|_| self.dropout > 0.0).map(|masks| Dropout {
             probability: self.dropout,
-            key: seed ^ place.wrapping_mul(0xD1B5_4A32_D192_ED03),
+            key: masks.seed ^ place.wrapping_mul(0xD1B5_4A32_D192_ED03),
+            first_token: masks.first_token,
         })
     }
 
-    /// The pair beside a projection; `dropout_seed` selects the masks of a training step.
+    /// The pair beside a projection, with its masks in a training step.
     pub(super) fn lora(
         &self,
         layer: usize,
         projection: Projection,
-        dropout_seed: Option<u64>,
+        masks: Option<Masks>,
     ) -> Option<Lora<'_>> {
         let slot = self.slots[layer][projection as usize].as_ref()?;
-        let dropout = self.dropout_of(layer, projection, dropout_seed);
+        let dropout = self.dropout_of(layer, projection, masks);
         Some(slot.lora(self.values.values.as_slice(), dropout))
     }
 
@@ -220,9 +221,9 @@ impl Trainable {
         &mut self,
         layer: usize,
         projection: Projection,
-        dropout_seed: Option<u64>,
+        masks: Option<Masks>,
     ) -> Option<(Lora<'_>, &mut [f32], &mut [f32])> {
-        let dropout = self.dropout_of(layer, projection, dropout_seed);
+        let dropout = self.dropout_of(layer, projection, masks);
         let slot = self.slots[layer][projection as usize].as_ref()?;
         let Values {
             values, gradients, ..

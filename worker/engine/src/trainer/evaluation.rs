@@ -65,17 +65,12 @@ impl Trainer<'_> {
         Ok(Some(report))
     }
 
-    /// Whether the last step is done, or evaluations have found nothing better for too long.
-    pub(super) fn is_over(&self, on_event: &mut OnEvent<'_>) -> bool {
+    /// Whether evaluations have found nothing better for too long. Then the step that is done is the last.
+    pub(super) fn ends_early(&mut self, on_event: &mut OnEvent<'_>) -> bool {
         let (step, total) = (self.steps.state.step, self.steps.total_steps);
-        if step >= total {
-            return true;
-        }
         let evaluations = &self.steps.state.evaluations;
-        let Some(patience) = self.run.config.early_stopping_patience else {
-            return false;
-        };
-        if evaluations.since_best < patience {
+        let patience = self.run.config.early_stopping_patience;
+        if step >= total || patience.is_none_or(|patience| evaluations.since_best < patience) {
             return false;
         }
         let line = format!(
@@ -86,6 +81,7 @@ impl Trainer<'_> {
             level: LogLevel::Info,
             line,
         });
+        self.steps.total_steps = step;
         true
     }
 }

@@ -7,7 +7,7 @@ use trainyard_shared::training::TrainingConfig;
 
 use crate::adapter::{self, peft_name};
 use crate::golden;
-use crate::model::{Batch, IGNORE, Llama, LossSum, TrainModel};
+use crate::model::{Batch, IGNORE, Llama, LossSum, Masks, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::weights::{ModelFiles, SafetensorsFile};
 
@@ -74,7 +74,10 @@ fn compare(
     for expected in log.as_array().unwrap() {
         let step = expected["step"].as_u64().unwrap();
         model.zero_gradients();
-        let loss = model.forward_backward(&batch, scale, 0).unwrap().mean();
+        let loss = model
+            .forward_backward(&batch, scale, Masks::of(0))
+            .unwrap()
+            .mean();
         let norm = optimizer.update(
             &mut model.parameters_mut(),
             meta["adamw"]["lr"].as_f64().unwrap(),

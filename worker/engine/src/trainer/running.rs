@@ -53,16 +53,18 @@ impl<'a> Trainer<'a> {
         on_event: &mut OnEvent<'_>,
     ) -> Result<TrainingOutcome, EngineError> {
         loop {
+            let mut evaluation = None;
             if self.evaluation_is_due() {
-                let Some(found) = self.evaluate(is_stopped, on_event)? else {
+                evaluation = self.evaluate(is_stopped, on_event)?;
+                if evaluation.is_none() {
                     self.tell(None, on_event);
                     return self.stop(on_event);
-                };
-                self.tell(Some(found), on_event);
-            } else {
-                self.tell(None, on_event);
+                }
             }
-            if self.is_over(on_event) {
+            let is_over =
+                self.ends_early(on_event) || self.steps.state.step >= self.steps.total_steps;
+            self.tell(evaluation, on_event);
+            if is_over {
                 return self.publish(on_event);
             }
             if self.checkpoint_is_due() {
@@ -75,11 +77,16 @@ impl<'a> Trainer<'a> {
         }
     }
 
-    /// Tells the newest step, with what its evaluation found, unless it was told.
+    /// Tells the newest step, with what its evaluation found, unless it was told; again where the evaluation is one
+    /// that an earlier attempt did not come to.
     fn tell(&mut self, evaluation: Option<EvaluationReport>, on_event: &mut OnEvent<'_>) {
-        if let Some(report) = self.report.take() {
+        let newest = self.report.take();
+        let again = || evaluation.map(|_| self.steps.report_from_state());
+        if let Some(report) = newest.or_else(again) {
             on_event(TrainingEvent::Step(StepReport {
                 evaluation,
+                total_steps: self.steps.total_steps,
+                eta_seconds: self.steps.seconds_left(report.step),
                 ..report
             }));
         }

@@ -9,7 +9,7 @@ use super::{LogLevel, StepReport, TrainingEvent};
 use crate::EngineError;
 use crate::checkpoint::TrainerState;
 use crate::data::{Examples, Order, Sequences};
-use crate::model::{LossSum, TrainModel};
+use crate::model::{LossSum, Masks, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::random::Random;
 use crate::schedule::Schedule;
@@ -134,15 +134,16 @@ impl<'a> Steps<'a> {
         let labelled: usize = batches.iter().map(|batch| batch.labelled_tokens()).sum();
         let mut loss = LossSum::default();
         self.model.zero_gradients();
-        for (index, batch) in batches.iter().enumerate() {
+        let mut random = Random::new(self.config.seed, &format!("dropout of step {step}"));
+        let mut masks = Masks::of(random.next_u64());
+        for batch in &batches {
             if is_stopped() {
                 return Ok(None);
             }
-            let mut dropout =
-                Random::new(self.config.seed, &format!("dropout of step {step}.{index}"));
-            loss +=
-                self.model
-                    .forward_backward(batch, 1.0 / labelled as f32, dropout.next_u64())?;
+            loss += self
+                .model
+                .forward_backward(batch, 1.0 / labelled as f32, masks)?;
+            masks.first_token = masks.first_token.wrapping_add(batch.tokens() as u32);
         }
         Ok(Some(Passes {
             loss,
@@ -191,7 +192,7 @@ impl<'a> Steps<'a> {
             evaluation: None,
             throughput: per_second(passes.rows, time),
             token_throughput: per_second(passes.tokens, time),
-            eta_seconds: self.speed.seconds_for(self.total_steps - step),
+            eta_seconds: self.seconds_left(step),
         };
         self.log_step(&report, on_event);
         if self.state.skipped_in_a_row == SKIPPED_IN_A_ROW {
@@ -214,11 +215,40 @@ impl<'a> Steps<'a> {
             state.last_loss = Some(loss);
             state.loss_ema = Some(smoothed(state.loss_ema, loss));
         }
+        state.last_grad_norm = finite(grad_norm);
         if grad_norm.is_finite() {
             state.skipped_in_a_row = 0;
         } else {
             state.skipped_in_a_row += 1;
             state.skipped_steps += 1;
+        }
+    }
+
+    /// Seconds from that step to the end of the run, as it goes now.
+    pub(super) fn seconds_left(&self, step: u64) -> Option<f64> {
+        self.speed.seconds_for(self.total_steps - step)
+    }
+
+    /// What is known of the step after which the checkpoint was saved that the run goes on from.
+    pub(super) fn report_from_state(&self) -> StepReport {
+        let state = &self.state;
+        StepReport {
+            epoch: self.epoch_of(state.step),
+            step: state.step,
+            total_steps: self.total_steps,
+            loss: state.last_loss,
+            loss_ema: state.loss_ema,
+            perplexity: state.last_loss.and_then(|loss| finite(loss.exp())),
+            grad_norm: state.last_grad_norm,
+            learning_rate: self.schedule.learning_rate_at(state.step),
+            skipped: state.skipped_in_a_row > 0,
+            tokens: 0,
+            micro_batch_size: self.micro_batch_size(),
+            gradient_accumulation_steps: self.accumulation(),
+            evaluation: None,
+            throughput: None,
+            token_throughput: None,
+            eta_seconds: None,
         }
     }
 

@@ -129,6 +129,7 @@ async fn starts_and_stops_of_answers_and_evaluations_reach_the_tasks_and_bad_one
     for (kind, field, value) in [
         ("stop_inference", "inference_id", json!("infer-1")),
         ("stop_evaluation", "evaluation_id", json!(78)),
+        ("stop_export", "export_id", json!(78)),
     ] {
         session.send(json!({"type": kind, field: value})).await;
         let command = within("a command", worker.commands.recv()).await.unwrap();
@@ -153,4 +154,10 @@ async fn starts_and_stops_of_answers_and_evaluations_reach_the_tasks_and_bad_one
     let failed = session.receive("evaluation_failed").await;
     let error = failed["data"]["error"].as_str().unwrap();
     assert!(error.contains("metrics"), "{error}");
+    session
+        .send(json!({"type": "start_export", "export_id": 5, "job_id": 1, "data": {"format": "pickle"}}))
+        .await;
+    let failed = session.receive("export_failed").await;
+    let error = failed["data"]["error"].as_str().unwrap();
+    assert!(error.contains("format"), "{error}");
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::engine::EngineError;
 use crate::engine::model::{
-    Adapter, Architecture, Batch, Llama, LoraModule, ModelConfig, Projection, RopeScaling,
+    Adapter, Architecture, Batch, Llama, LoraModule, Masks, ModelConfig, Projection, RopeScaling,
     TrainModel,
 };
 use crate::hardware::{BYTES_PER_GB, Machine};
@@ -33,7 +33,7 @@ pub(super) fn largest_batch(machine: &Machine, budget: Duration) -> Option<u64> 
     let mut sequences = 1;
     while sequences <= LARGEST && activations_bytes(sequences) * LAYERS < memory_bytes {
         let step = Instant::now();
-        if let Err(error) = model.forward_backward(&batch(sequences), 1.0, 0) {
+        if let Err(error) = model.forward_backward(&batch(sequences), 1.0, Masks::of(0)) {
             tracing::debug!(%error, sequences, "batch does not fit");
             break;
         }

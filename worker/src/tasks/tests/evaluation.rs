@@ -6,7 +6,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
-use trainyard_shared::message::{EvaluationFailedData, EvaluationMetrics, FromWorker, ToWorker};
+use trainyard_shared::ids::EvaluationId;
+use trainyard_shared::message::{EvaluationMetrics, FromWorker, TaskFailedData, ToWorker};
 use trainyard_shared::{FailureKind, WorkerStatus, WorkerType};
 
 use super::golden;
@@ -51,12 +52,12 @@ fn ask(id: i64, server: &TestServer, change: impl FnOnce(&mut Value)) -> TaskCom
     });
     change(&mut frame["data"]);
     match ToWorker::decode(&frame.to_string()).unwrap() {
-        ToWorker::StartEvaluation(start) => TaskCommand::StartEvaluation(Box::new(start)),
+        ToWorker::StartEvaluation(start) => TaskCommand::StartTask(Box::new(start.into())),
         other => panic!("{other:?}"),
     }
 }
 
-fn ended(worker: &Worker, id: i64) -> Result<EvaluationMetrics, EvaluationFailedData> {
+fn ended(worker: &Worker, id: i64) -> Result<EvaluationMetrics, TaskFailedData> {
     let mut ends = worker
         .reports()
         .into_iter()
@@ -90,7 +91,7 @@ async fn fail(
     id: i64,
     server: &TestServer,
     change: impl FnOnce(&mut Value),
-) -> EvaluationFailedData {
+) -> TaskFailedData {
     worker.give(ask(id, server, change)).await;
     worker.idle().await;
     match ended(worker, id) {
@@ -221,9 +222,7 @@ async fn a_stop_ends_an_evaluation_and_repeats_of_anything_are_harmless() {
     assert_eq!(worker.activity.get().status(), WorkerStatus::Evaluating);
     for id in [1, 1, 2, 3] {
         worker
-            .give(TaskCommand::StopEvaluation(
-                trainyard_shared::ids::EvaluationId(id),
-            ))
+            .give(TaskCommand::StopTask(EvaluationId(id).into()))
             .await;
     }
     worker.idle().await;

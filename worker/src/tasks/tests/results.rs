@@ -55,6 +55,17 @@ async fn serve(files: &Files) -> (TestServer, Value) {
     (server, urls)
 }
 
+/// What the result says to a chat that it was taught.
+async fn answer_of(worker: &Worker, files: &Files) -> Option<String> {
+    let (_server, urls) = serve(files).await;
+    let answer = answer(worker, "trained", |data| {
+        data["messages"][0]["content"] = json!("what is cargo 1");
+        data["model_path"] = json!("models/job-7/final/");
+        data["download_urls"] = urls;
+    });
+    answer.await.text
+}
+
 #[actix_rt::test]
 async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_own() {
     let worker = worker_with_model();
@@ -74,16 +85,9 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
     ] {
         assert!(names.contains(&name), "{names:?}");
     }
-    let (_server, urls) = serve(&files).await;
-    let trained = answer(&worker, "trained", |data| {
-        data["messages"][0]["content"] = json!("what is cargo 1");
-        data["model_path"] = json!("models/job-7/final/");
-        data["download_urls"] = urls;
-    })
-    .await;
-    assert_eq!(trained.text.as_deref(), Some("aye"));
+    assert_eq!(answer_of(&worker, &files).await.as_deref(), Some("aye"));
     let base = answer(&worker, "base", |_| {}).await;
-    assert_ne!(base.text, trained.text);
+    assert_ne!(base.text.as_deref(), Some("aye"));
 
     // The same files as a base model of the worker's own.
     let place = worker.state.path().join("models/yard/trained");
@@ -96,7 +100,7 @@ async fn the_result_of_a_job_that_trained_all_weights_answers_as_a_model_of_its_
         data["huggingface_id"] = json!("yard/trained");
     })
     .await;
-    assert_eq!(placed.text, trained.text);
+    assert_eq!(placed.text.as_deref(), Some("aye"));
 }
 
 #[actix_rt::test]
@@ -109,14 +113,7 @@ async fn an_adapter_that_brings_modules_along_answers_with_them_and_leaves_the_b
         "seed": 7
     });
     let files = result_of(&worker, config).await;
-    let (_server, urls) = serve(&files).await;
-    let trained = answer(&worker, "trained", |data| {
-        data["messages"][0]["content"] = json!("what is cargo 1");
-        data["model_path"] = json!("models/job-7/final/");
-        data["download_urls"] = urls;
-    })
-    .await;
-    assert_eq!(trained.text.as_deref(), Some("aye"));
+    assert_eq!(answer_of(&worker, &files).await.as_deref(), Some("aye"));
     let after = answer(&worker, "after", |_| {}).await;
     assert_eq!(after.text, before.text);
 }

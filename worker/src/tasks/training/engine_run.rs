@@ -1,7 +1,7 @@
 //! The engine on a thread of its own: its events become messages, its outcome the job's.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -13,7 +13,6 @@ use trainyard_shared::message::{
     JobStartedData, TrainingProgress, TrainingProgressData,
 };
 
-use super::artifacts::describe_folder;
 use super::job_log::JobLog;
 use super::prepare::{Prepared, checkpoint_prefix};
 use crate::config::Device;
@@ -25,6 +24,7 @@ use crate::engine::trainer::{
 use crate::engine::weights::ModelFiles;
 use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
+use crate::tasks::artifacts::described;
 use crate::tasks::failure::Failure;
 
 /// Everything that one run of the engine needs.
@@ -268,11 +268,4 @@ impl EngineRun {
 /// A figure that was worked out but is not finite is told as such (null), not left out.
 fn shown(figure: Option<f64>) -> Option<f64> {
     Some(figure.unwrap_or(f64::NAN))
-}
-
-fn described(folder: &Path, prefix: &str) -> Result<Vec<(ArtifactFile, PathBuf)>, Failure> {
-    describe_folder(folder, prefix).map_err(|error| {
-        let text = format!("cannot read {}: {error}", folder.display());
-        Failure::new(FailureKind::Storage, text)
-    })
 }

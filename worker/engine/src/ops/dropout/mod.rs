@@ -1,12 +1,13 @@
 //! Dropout of LoRA's inputs: some values become zero, the others grow so that the mean stays.
 //!
 //! ```text
-//! keep[i] = hash(key, i) >= p                y[i] = keep[i] * x[i] / (1 - p)
-//! dx[i] += keep[i] * dy[i] / (1 - p)
+//! keep[t, i] = hash(key, t, i) >= p          y[t, i] = keep[t, i] * x[t, i] / (1 - p)
+//! dx[t, i] += keep[t, i] * dy[t, i] / (1 - p)
 //! ```
 //!
-//! Whether a value is kept depends on nothing but the key and its place, so that the backward pass and a resumed
-//! run find the same mask again without its being stored.
+//! Whether a value is kept depends on nothing but the key, its feature and its token's place in the optimizer step, so
+//! that the backward pass, a resumed run, and a step that is cut into other micro-batches find the same mask again
+//! without its being stored.
 
 mod cpu;
 
@@ -19,18 +20,20 @@ pub struct Dropout {
     pub probability: f32,
     /// Selects the mask: another one for every step and module.
     pub key: u64,
+    /// The place of the first token among those of the step.
+    pub first_token: u32,
 }
 
 /// `y` and `x` `[tokens, width]`.
 pub fn dropout_forward(y: &mut ActivationsMut<'_>, x: Activations<'_>, dropout: Dropout) {
     assert_eq!((y.width(), y.blocks()), (x.width(), x.blocks()));
-    cpu::forward(y.data(), x.data(), dropout);
+    cpu::forward(y, x, dropout);
 }
 
 /// Adds the gradient of `x` to `dx`.
 pub fn dropout_backward(dx: &mut ActivationsMut<'_>, dy: Activations<'_>, dropout: Dropout) {
     assert_eq!((dx.width(), dx.blocks()), (dy.width(), dy.blocks()));
-    cpu::backward(dx.data(), dy.data(), dropout);
+    cpu::backward(dx, dy, dropout);
 }
 
 #[cfg(test)]
@@ -48,7 +51,11 @@ mod tests {
             dropout_forward(
                 &mut ActivationsMut::new(&mut y, width),
                 x,
-                Dropout { probability, key },
+                Dropout {
+                    probability,
+                    key,
+                    first_token: 0,
+                },
             );
             y
         };
@@ -68,8 +75,39 @@ mod tests {
         let dropout = Dropout {
             probability: 0.25,
             key: 1,
+            first_token: 0,
         };
         dropout_backward(&mut ActivationsMut::new(&mut dx, width), x, dropout);
         assert!(dx.iter().zip(&first).all(|(dx, y)| *dx == 1.0 + y));
+    }
+    #[test]
+    fn a_token_has_the_same_mask_whatever_stands_before_it_in_its_batch() {
+        let (width, blocks) = (24, 3);
+        let x = vec![1.0; width * LANES * blocks];
+        let mask = |blocks: usize, first_token| {
+            let x = Activations::new(&x[..width * LANES * blocks], width);
+            let mut y = vec![f32::NAN; x.data().len()];
+            let dropout = Dropout {
+                probability: 0.5,
+                key: 3,
+                first_token,
+            };
+            dropout_forward(&mut ActivationsMut::new(&mut y, width), x, dropout);
+            y
+        };
+        let whole = mask(blocks, 0);
+        assert_eq!(mask(1, 2 * LANES as u32), whole[2 * width * LANES..]);
+        let value = |mask: &[f32], token: usize, feature| {
+            mask[(token / LANES * width + feature) * LANES + token % LANES]
+        };
+        let behind_five = mask(1, 5);
+        for (token, feature) in [(0, 0), (7, 3), (26, 23), (30, 11)] {
+            let same = value(&whole, token + 5, feature);
+            assert_eq!(
+                value(&behind_five, token, feature),
+                same,
+                "{token}, {feature}"
+            );
+        }
     }
 }

@@ -362,6 +362,7 @@ mod tests {
         check(Some(Dropout {
             probability: 0.3,
             key: 7,
+            first_token: 3,
         }));
     }
 

@@ -1,30 +1,33 @@
-//! What becomes of one evaluation (PROTOCOL 7, 8, 11). Pure.
+//! What becomes of one task (PROTOCOL 7, 8, 11). Pure; `P` is what comes of it: figures, or files.
 //!
 //! queued -> running -> completed | failed | cancelled. It occupies its worker like a job. A worker that was
-//! away is asked what it has: an evaluation that it never took is sent again, one that it had and has no more
-//! fails. Ended is final; what its worker still says is confirmed and ignored.
+//! away is asked what it has: a task that it never took is sent again, one that it had and has no more fails.
+//! One of which the worker says neither how far it is nor that it has it is given up. Ended is final; what its
+//! worker still says is confirmed and ignored.
 
 use std::time::Duration;
 
 use trainyard_shared::FailureKind;
 use trainyard_shared::ids::WorkerId;
-use trainyard_shared::message::EvaluationMetrics;
+use trainyard_shared::message::TaskProgressData;
 
 use crate::clock::Moment;
 
-/// So often an evaluation is sent to a worker that does not take it.
+/// So often a task is sent to a worker that does not take it.
 const MAX_SENDS: u32 = 3;
 
-/// The waiting times.
+/// What a kind of task is called, and its waiting times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EvaluationTiming {
-    /// How long a worker may be silent about it, downloads included.
+pub struct TaskRules {
+    /// `evaluation`, for the reasons of failures.
+    pub noun: &'static str,
+    /// How long a worker may be silent about it.
     pub silence_timeout: Duration,
     /// A worker that says that it does not have it may take so long to say what became of it.
     pub missing_grace: Duration,
 }
 
-/// Where an evaluation stands.
+/// Where a task stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
     /// It waits for a worker.
@@ -42,11 +45,11 @@ pub enum Phase {
         /// Whether the worker has said anything of it.
         is_taken: bool,
     },
-    /// The figures are there.
+    /// What was wanted is there.
     Completed(WorkerId),
-    /// There will be no figures.
+    /// Nothing will come of it.
     Failed(Option<WorkerId>),
-    /// Nobody wants them any more.
+    /// Nobody wants it any more.
     Cancelled(Option<WorkerId>),
 }
 
@@ -77,15 +80,15 @@ impl Phase {
     }
 }
 
-/// What happens to an evaluation.
+/// What happens to a task.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub enum Event<P> {
     /// It is given to a worker.
     Assigned(WorkerId),
     /// It could not be put into words for its worker: a fault of the platform's or of what it names.
     CannotStart(String),
     /// A worker says something of it.
-    Said(WorkerId, Said),
+    Said(WorkerId, Said<P>),
     /// Its worker says whether it has it.
     WorkerHolds {
         /// The worker.
@@ -95,25 +98,20 @@ pub enum Event {
     },
     /// Its worker is given up.
     WorkerLost(WorkerId),
-    /// Nobody wants the figures any more.
+    /// Nobody wants it any more.
     CancelAsked,
     /// A deadline has passed.
     DeadlinePassed,
 }
 
-/// What a worker says of an evaluation.
+/// What a worker says of a task.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Said {
+pub enum Said<P> {
     /// So much is done.
-    Progress {
-        /// Examples that are done.
-        done: u64,
-        /// Examples in all.
-        total: u64,
-    },
-    /// The figures.
-    Completed(EvaluationMetrics),
-    /// There will be none.
+    Progress(TaskProgressData),
+    /// What came of it.
+    Completed(P),
+    /// Nothing will.
     Failed {
         /// Why, for a person.
         error: String,
@@ -122,7 +120,7 @@ pub enum Said {
     },
 }
 
-/// Why there are no figures.
+/// Why nothing came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// For a person.
@@ -133,29 +131,24 @@ pub struct Failure {
 
 /// What is shown and stored of an end.
 #[derive(Debug, Clone, PartialEq)]
-pub enum End {
-    /// The figures.
-    Figures(EvaluationMetrics),
-    /// Why there are none.
+pub enum End<P> {
+    /// What came of it.
+    Product(P),
+    /// Why nothing did.
     Failure(Failure),
-    /// They are not wanted.
+    /// It is not wanted.
     Cancelled,
 }
 
 /// What must be done, in this order.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Effect {
+pub enum Effect<P> {
     /// Write the phase down.
-    Persist(Option<End>),
+    Persist(Option<End<P>>),
     /// Show how far it is.
-    ShowProgress {
-        /// Examples that are done.
-        done: u64,
-        /// Examples in all.
-        total: u64,
-    },
+    ShowProgress(TaskProgressData),
     /// Show its end.
-    ShowEnd(End),
+    ShowEnd(End<P>),
     /// Send it to the worker.
     Start(WorkerId),
     /// Tell the worker to stop.
@@ -182,21 +175,21 @@ pub enum Answer {
 
 /// The next phase, what is to be done, what is answered.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct Outcome<P> {
     /// Where it stands then.
     pub next: Phase,
     /// What must be done.
-    pub effects: Vec<Effect>,
+    pub effects: Vec<Effect<P>>,
     /// What is answered.
     pub answer: Answer,
 }
 
 impl Phase {
     /// Where it stands after the platform's restart: its worker has its time to come back.
-    pub fn after_restart(worker: WorkerId, now: Moment, timing: &EvaluationTiming) -> Self {
+    pub fn after_restart(worker: WorkerId, now: Moment, rules: &TaskRules) -> Self {
         Self::Running {
             worker,
-            silent_by: now + timing.silence_timeout,
+            silent_by: now + rules.silence_timeout,
             missing_by: None,
             sends: MAX_SENDS,
             is_taken: true,
@@ -216,27 +209,27 @@ impl Phase {
     }
 
     /// Lets an event happen.
-    pub fn apply(self, event: Event, now: Moment, timing: &EvaluationTiming) -> Outcome {
+    pub fn apply<P: Clone>(self, event: Event<P>, now: Moment, rules: &TaskRules) -> Outcome<P> {
         match event {
-            Event::Assigned(worker) => self.assigned(worker, now, timing),
+            Event::Assigned(worker) => self.assigned(worker, now, rules),
             Event::CannotStart(error) => self.fail(error, FailureKind::Internal, false, None),
-            Event::Said(worker, said) => self.said(worker, said, now, timing),
-            Event::WorkerHolds { worker, holds } => self.worker_holds(worker, holds, now, timing),
+            Event::Said(worker, said) => self.said(worker, said, now, rules),
+            Event::WorkerHolds { worker, holds } => self.worker_holds(worker, holds, now, rules),
             Event::WorkerLost(worker) if self.worker() == Some(worker) => {
-                let error = "the worker disconnected during the evaluation";
-                self.fail(error.to_owned(), FailureKind::WorkerLost, false, None)
+                let error = format!("the worker disconnected during the {}", rules.noun);
+                self.fail(error, FailureKind::WorkerLost, false, None)
             }
             Event::WorkerLost(_) => self.ignored(),
             Event::CancelAsked => self.cancelled(),
-            Event::DeadlinePassed => self.deadline_passed(now, timing),
+            Event::DeadlinePassed => self.deadline_passed(now, rules),
         }
     }
 
-    fn ignored(self) -> Outcome {
+    fn ignored<P>(self) -> Outcome<P> {
         self.outcome(Answer::Ignored, Vec::new())
     }
 
-    fn outcome(self, answer: Answer, effects: Vec<Effect>) -> Outcome {
+    fn outcome<P>(self, answer: Answer, effects: Vec<Effect<P>>) -> Outcome<P> {
         Outcome {
             next: self,
             effects,
@@ -244,13 +237,13 @@ impl Phase {
         }
     }
 
-    fn assigned(self, worker: WorkerId, now: Moment, timing: &EvaluationTiming) -> Outcome {
+    fn assigned<P>(self, worker: WorkerId, now: Moment, rules: &TaskRules) -> Outcome<P> {
         if self != Self::Queued {
             return self.ignored();
         }
         let next = Self::Running {
             worker,
-            silent_by: now + timing.silence_timeout,
+            silent_by: now + rules.silence_timeout,
             missing_by: None,
             sends: 1,
             is_taken: false,
@@ -261,7 +254,13 @@ impl Phase {
         )
     }
 
-    fn said(self, by: WorkerId, said: Said, now: Moment, timing: &EvaluationTiming) -> Outcome {
+    fn said<P: Clone>(
+        self,
+        by: WorkerId,
+        said: Said<P>,
+        now: Moment,
+        rules: &TaskRules,
+    ) -> Outcome<P> {
         if self.worker() != Some(by) {
             return self.outcome(Answer::WrongWorker, Vec::new());
         }
@@ -269,20 +268,20 @@ impl Phase {
             return self.ignored();
         };
         match said {
-            Said::Progress { done, total } => {
+            Said::Progress(TaskProgressData { done, total }) => {
                 let next = Self::Running {
                     worker,
-                    silent_by: now + timing.silence_timeout,
+                    silent_by: now + rules.silence_timeout,
                     missing_by: None,
                     sends,
                     is_taken: true,
                 };
                 let done = done.min(total);
-                next.outcome(Answer::Taken, vec![Effect::ShowProgress { done, total }])
+                let shown = Effect::ShowProgress(TaskProgressData { done, total });
+                next.outcome(Answer::Taken, vec![shown])
             }
-            Said::Completed(figures) => {
-                let end = End::Figures(possible(figures));
-                Self::Completed(worker).end(end, worker, true, None)
+            Said::Completed(product) => {
+                Self::Completed(worker).end(End::Product(product), worker, true, None)
             }
             Said::Failed { error, kind } => {
                 let kind = kind.unwrap_or(FailureKind::Internal);
@@ -291,13 +290,13 @@ impl Phase {
         }
     }
 
-    fn worker_holds(
+    fn worker_holds<P>(
         self,
         by: WorkerId,
         holds: bool,
         now: Moment,
-        timing: &EvaluationTiming,
-    ) -> Outcome {
+        rules: &TaskRules,
+    ) -> Outcome<P> {
         let Self::Running {
             worker,
             silent_by,
@@ -313,15 +312,19 @@ impl Phase {
         }
         let next = Self::Running {
             worker,
-            silent_by,
-            missing_by: (!holds).then(|| missing_by.unwrap_or(now + timing.missing_grace)),
+            silent_by: if holds {
+                now + rules.silence_timeout
+            } else {
+                silent_by
+            },
+            missing_by: (!holds).then(|| missing_by.unwrap_or(now + rules.missing_grace)),
             sends,
             is_taken: is_taken || holds,
         };
         next.outcome(Answer::Taken, Vec::new())
     }
 
-    fn cancelled(self) -> Outcome {
+    fn cancelled<P: Clone>(self) -> Outcome<P> {
         match self {
             Self::Queued => {
                 let effects = vec![
@@ -338,7 +341,8 @@ impl Phase {
         }
     }
 
-    fn deadline_passed(self, now: Moment, timing: &EvaluationTiming) -> Outcome {
+    fn deadline_passed<P: Clone>(self, now: Moment, rules: &TaskRules) -> Outcome<P> {
+        let noun = rules.noun;
         let Self::Running {
             worker,
             silent_by,
@@ -351,12 +355,13 @@ impl Phase {
         };
         if missing_by.is_some_and(|at| at <= now) {
             if is_taken {
-                let error = "the worker does not have the evaluation any more: it was restarted";
-                return self.fail(error.to_owned(), FailureKind::WorkerRestarted, false, None);
+                let error =
+                    format!("the worker does not have the {noun} any more: it was restarted");
+                return self.fail(error, FailureKind::WorkerRestarted, false, None);
             }
             if sends >= MAX_SENDS {
-                let error = "the worker does not take the evaluation";
-                return self.fail(error.to_owned(), FailureKind::NotStarted, false, None);
+                let error = format!("the worker does not take the {noun}");
+                return self.fail(error, FailureKind::NotStarted, false, None);
             }
             let next = Self::Running {
                 worker,
@@ -368,21 +373,21 @@ impl Phase {
             return next.outcome(Answer::Taken, vec![Effect::Start(worker)]);
         }
         if silent_by <= now {
-            let seconds = timing.silence_timeout.as_secs_f64();
-            let error = format!("the worker has said nothing of the evaluation for {seconds} s");
+            let seconds = rules.silence_timeout.as_secs_f64();
+            let error = format!("the worker has said nothing of the {noun} for {seconds} s");
             let stop = Some(Effect::Stop(worker));
             return self.fail(error, FailureKind::NotStarted, false, stop);
         }
         self.ignored()
     }
 
-    fn fail(
+    fn fail<P: Clone>(
         self,
         error: String,
         kind: FailureKind,
         said_by_worker: bool,
-        stop: Option<Effect>,
-    ) -> Outcome {
+        stop: Option<Effect<P>>,
+    ) -> Outcome<P> {
         let Self::Running { worker, .. } = self else {
             return self.ignored();
         };
@@ -390,13 +395,13 @@ impl Phase {
         Self::Failed(Some(worker)).end(end, worker, said_by_worker, stop)
     }
 
-    fn end(
+    fn end<P: Clone>(
         self,
-        end: End,
+        end: End<P>,
         worker: WorkerId,
         said_by_worker: bool,
-        stop: Option<Effect>,
-    ) -> Outcome {
+        stop: Option<Effect<P>>,
+    ) -> Outcome<P> {
         let mut effects = vec![Effect::Persist(Some(end.clone())), Effect::ShowEnd(end)];
         effects.extend(stop);
         effects.push(Effect::Release {
@@ -404,18 +409,6 @@ impl Phase {
             said_by_worker,
         });
         self.outcome(Answer::Taken, effects)
-    }
-}
-
-/// The figures without those that no model can have: a gap is shown in their place, as for one that is not finite.
-fn possible(figures: EvaluationMetrics) -> EvaluationMetrics {
-    EvaluationMetrics {
-        perplexity: figures.perplexity.filter(|value| *value >= 1.0),
-        loss: figures.loss.filter(|value| *value >= 0.0),
-        token_accuracy: figures
-            .token_accuracy
-            .filter(|value| (0.0..=1.0).contains(value)),
-        tokens: figures.tokens,
     }
 }
 

@@ -4,8 +4,10 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use trainyard_shared::FailureKind;
 use trainyard_shared::message::ArtifactFile;
 
+use super::failure::Failure;
 use crate::files::digest;
 
 /// Describes every file below `folder` as it will be stored under `prefix` (which ends with a slash).
@@ -13,7 +15,17 @@ use crate::files::digest;
 /// # Errors
 ///
 /// A file cannot be read.
-pub fn describe_folder(folder: &Path, prefix: &str) -> io::Result<Vec<(ArtifactFile, PathBuf)>> {
+pub(super) fn described(
+    folder: &Path,
+    prefix: &str,
+) -> Result<Vec<(ArtifactFile, PathBuf)>, Failure> {
+    describe_folder(folder, prefix).map_err(|error| {
+        let text = format!("cannot read {}: {error}", folder.display());
+        Failure::new(FailureKind::Storage, text)
+    })
+}
+
+fn describe_folder(folder: &Path, prefix: &str) -> io::Result<Vec<(ArtifactFile, PathBuf)>> {
     let mut paths = Vec::new();
     list(folder, "", &mut paths)?;
     paths.sort();

@@ -1,0 +1,95 @@
+//! `trainyard jobs export`: has a job's result written in another form, and waits for the files.
+
+use clap::Args;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use trainyard_shared::ExportFormat;
+
+use super::download::fetch_export;
+use crate::cli::client::Platform;
+use crate::cli::error::CliError;
+use crate::cli::output::{Output, bytes, cell};
+use crate::cli::task::{Task, exit_code};
+
+/// Options of `jobs export`.
+#[derive(Args)]
+pub struct Options {
+    /// The job's number.
+    id: u64,
+    /// What is written: merged_safetensors (a folder that transformers loads) or gguf_merged (one file for
+    /// llama.cpp), the adapter merged into the weights; gguf_lora (the adapter alone, which llama.cpp adds to its
+    /// base model).
+    #[arg(long, value_name = "FORMAT", value_parser = format_named)]
+    format: ExportFormat,
+    /// Type of the weights: f32, f16, bf16 or, for gguf_merged, q8_0; else the base model's for merged_safetensors,
+    /// f16 for gguf_merged, f32 for gguf_lora.
+    #[arg(long = "type", visible_alias = "dtype", value_name = "TYPE")]
+    weights: Option<String>,
+    /// Fetch the files into this folder once they are there.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "no_wait")]
+    output: Option<PathBuf>,
+    /// Only ask for it.
+    #[arg(long)]
+    no_wait: bool,
+}
+
+fn format_named(word: &str) -> Result<ExportFormat, String> {
+    ExportFormat::from_word(word).ok_or_else(|| {
+        let words = ExportFormat::ALL.iter().map(|format| format.as_str());
+        format!("it is none of {}", words.collect::<Vec<_>>().join(", "))
+    })
+}
+
+/// Asks for the export, follows it to its end, and fetches its files where a folder is named.
+pub async fn run(
+    options: &Options,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    let job = options.id.to_string();
+    let body = json!({"format": options.format, "type": options.weights});
+    let made = platform
+        .post(&["api", "jobs", &job, "export"], &body)
+        .await?;
+    let export = cell(&made, "/id");
+    if options.no_wait {
+        output.result(&made, |made| {
+            format!("export {export} is {}", cell(made, "/status"))
+        })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let task = Task {
+        name: &format!("export {export}"),
+        path: &["api", "jobs", &job, "exports", &export],
+        unit: "weights",
+    };
+    let ended = task.follow(platform, output).await?;
+    let exit_code = exit_code(&ended);
+    output.result(&ended, in_words)?;
+    if let (Some(folder), Some(export)) = (&options.output, ended["id"].as_u64())
+        && exit_code == ExitCode::SUCCESS
+    {
+        fetch_export(options.id, export, Some(folder), platform, output).await?;
+    }
+    Ok(exit_code)
+}
+
+fn in_words(export: &Value) -> String {
+    let head = format!(
+        "export {} of job {} as {} is {}",
+        cell(export, "/id"),
+        cell(export, "/job_id"),
+        cell(export, "/format"),
+        cell(export, "/status")
+    );
+    let mut lines = vec![head];
+    for file in export["files"].as_array().map_or(&[][..], Vec::as_slice) {
+        let size = file["size_bytes"].as_u64().unwrap_or(0);
+        lines.push(format!("  {}  {}", cell(file, "/path"), bytes(size)));
+    }
+    if !export["error"].is_null() {
+        lines.push(format!("  error  {}", cell(export, "/error")));
+    }
+    lines.join("\n")
+}
