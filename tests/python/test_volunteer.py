@@ -63,9 +63,11 @@ class Volunteer:
     def _errors(self):
         self.errors.extend(self.process.stderr)
 
-    def wait_for(self, kind):
+    def wait_for(self, kind, **fields):
+        """The first event of this kind whose fields are as given."""
+        wanted = {"event": kind, **fields}.items()
         with self.told:
-            told = lambda: any(event["event"] == kind for event in self.events)
+            told = lambda: any(wanted <= event.items() for event in self.events)
             assert self.told.wait_for(told, DEADLINE_SECONDS), (self.events, self.errors)
 
     def end(self):
@@ -138,7 +140,7 @@ def test_a_restart_of_the_coordinator_is_waited_out(volunteers):
     volunteer.wait_for("delivered")
     port = coordinator.port
     coordinator.stop()
-    volunteer.wait_for("waiting")
+    volunteer.wait_for("waiting", reason="fault")
     coordinator = Coordinator(state, port)
     other = volunteers(coordinator.url, "veli")
     assert (volunteer.end(), other.end()) == (0, 0), (volunteer.errors, other.errors)

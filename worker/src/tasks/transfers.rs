@@ -220,7 +220,9 @@ async fn error_text(mut response: reqwest::Response) -> Option<String> {
         let readable = !line.is_empty() && !line.starts_with('<') && line.len() <= 300;
         readable.then(|| line.replace(['\r', '\n'], " "))
     };
-    from_json.or_else(plain)
+    // It may come from a stranger, and is shown at a terminal.
+    let text = from_json.or_else(plain)?;
+    Some(text.replace(char::is_control, " "))
 }
 
 #[cfg(test)]

@@ -20,10 +20,22 @@ pub(super) fn told(
     model: &str,
 ) -> Result<AdapterConfig, String> {
     if let Some(peft) = &info.peft {
-        let config = AdapterConfig::from_json(&Value::Object(peft.clone()));
-        return config.map_err(|problem| format!("adaptor: peft: {problem}"));
+        let config = AdapterConfig::from_json(&Value::Object(peft.clone()))
+            .map_err(|problem| format!("adaptor: peft: {problem}"))?;
+        let is_rank = |rank: &usize| (1..=MAX_RANK).contains(&(*rank as u64));
+        let is_alpha = |alpha: &f64| alpha.is_finite() && *alpha > 0.0;
+        let is_sound = is_rank(&config.r)
+            && config.rank_pattern.values().all(is_rank)
+            && is_alpha(&config.lora_alpha)
+            && config.alpha_pattern.values().all(is_alpha)
+            && (0.0..1.0).contains(&config.lora_dropout);
+        return match is_sound {
+            true => Ok(config),
+            false => Err("adaptor: peft: a rank, alpha or dropout is out of range".to_owned()),
+        };
     }
-    of(info.r, info.alpha.or(alpha), info.targets.clone(), model)
+    let (rank, targets) = (info.r.unwrap_or(0), info.targets.clone());
+    of(rank, alpha, targets.unwrap_or_default(), model)
 }
 
 /// The adapter whose weights are in `file`, under names that end like PEFT's.
@@ -53,13 +65,13 @@ pub(super) fn of_weights(
         }
     }
     let rank = rank.ok_or("the weights hold no LoRA adapter")?;
-    of(rank as u64, alpha, targets, model)
+    of(rank as u64, alpha, TargetModules::Names(targets), model)
 }
 
 fn of(
     rank: u64,
     alpha: Option<f64>,
-    targets: Vec<String>,
+    target_modules: TargetModules,
     model: &str,
 ) -> Result<AdapterConfig, String> {
     let range = format!("adaptor: r {rank} is not in 1..={MAX_RANK}");
@@ -74,7 +86,7 @@ fn of(
     let config = TrainingConfig {
         lora_r,
         lora_alpha,
-        target_modules: TargetModules::Names(targets),
+        target_modules,
         ..TrainingConfig::default()
     };
     Ok(AdapterConfig::from_training(&config, model))

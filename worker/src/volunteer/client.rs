@@ -1,18 +1,18 @@
 //! The five requests of Coordinator protocol v1, each tried once: whoever asks decides when it is tried again.
 //!
-//! The key goes into the header `X-Anahtar` alone, and to the coordinator alone: a redirect to another server is refused
-//! where there is a key, and one to plain http always.
+//! The key goes into the header `X-Anahtar` alone, and to the coordinator alone: a redirect to another server is refused,
+//! as is every one of a result.
 
 use std::path::Path;
 use std::time::Duration;
 
 use reqwest::StatusCode;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
-use reqwest::redirect::{Attempt, Policy};
+use reqwest::redirect::{Action, Attempt, Policy};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use trainyard_shared::Secret;
-use trainyard_shared::coordinator::{Task, TaskReply};
+use trainyard_shared::coordinator::{ResultAccepted, Task, TaskReply};
 use url::Url;
 
 use super::address::{self, CoordinatorAddress};
@@ -34,6 +34,11 @@ const MAX_REDIRECTS: usize = 5;
 const DOWNLOAD_TRIES: u32 = 4;
 /// What a shard may take up beside its tokens and labels.
 const SHARD_HEAD_BYTES: u64 = 64 * 1024 + 8;
+/// For all of a small answer.
+const WHOLE_ANSWER: Duration = Duration::from_secs(60);
+/// Longer weights and shards are not fetched, whatever the coordinator says.
+const MAX_WEIGHT_BYTES: u64 = 4 << 30;
+const MAX_SHARD_BYTES: u64 = 16 << 30;
 /// Bytes of a token with its label.
 const BYTES_A_TOKEN: u64 = 8;
 
@@ -69,6 +74,8 @@ pub(super) enum Submitted {
 /// A coordinator, as one of its volunteers asks it.
 pub(super) struct Client {
     http: Http,
+    /// Follows no redirects: a body is not sent twice, and not as something else.
+    uploads: Http,
     address: CoordinatorAddress,
     name: String,
 }
@@ -92,18 +99,25 @@ impl Client {
             value.set_sensitive(true);
             headers.insert(KEY, value);
         }
-        let has_key = key.is_some();
         let retry = RetryPolicy {
             tries: DOWNLOAD_TRIES,
             first_delay: retry.0,
             longest_delay: retry.1,
         };
-        let http = Http::built(retry, &tls::client_config(), |builder| {
-            let redirects = Policy::custom(move |attempt| redirect(attempt, has_key));
-            builder.default_headers(headers.clone()).redirect(redirects)
+        let tls = tls::client_config();
+        let http = Http::built(retry.clone(), &tls, |builder| {
+            builder
+                .default_headers(headers.clone())
+                .redirect(Policy::custom(redirect))
+        })?;
+        let uploads = Http::built(retry, &tls, |builder| {
+            builder
+                .default_headers(headers.clone())
+                .redirect(Policy::none())
         })?;
         Ok(Self {
             http,
+            uploads,
             address: address.clone(),
             name: name.to_owned(),
         })
@@ -136,7 +150,8 @@ impl Client {
     ) -> Result<(), Trouble> {
         let url = self.address.endpoint("agirlik", &[]);
         let digest = &task.weights_sha256;
-        self.download("weights", url, digest, max_bytes, destination)
+        let most = max_bytes.unwrap_or(MAX_WEIGHT_BYTES).min(MAX_WEIGHT_BYTES);
+        self.download("weights", url, digest, most, destination)
             .await
     }
 
@@ -154,14 +169,9 @@ impl Client {
                 .saturating_mul(BYTES_A_TOKEN)
                 .saturating_add(SHARD_HEAD_BYTES)
         };
-        self.download(
-            "shard",
-            url,
-            sha256,
-            task.data_tokens.map(most),
-            destination,
-        )
-        .await
+        let most = task.data_tokens.map_or(MAX_SHARD_BYTES, most);
+        let most = most.min(MAX_SHARD_BYTES);
+        self.download("shard", url, sha256, most, destination).await
     }
 
     /// `POST /sonuc`.
@@ -175,7 +185,7 @@ impl Client {
         let url = self.address.endpoint("sonuc", &parameters);
         let FileBody { body, sent } = FileBody::open(path).await.map_err(Trouble::Disk)?;
         let request = self
-            .http
+            .uploads
             .uploads()
             .post(url)
             .header(CONTENT_TYPE, "application/octet-stream")
@@ -186,20 +196,15 @@ impl Client {
             answer = request.send() => answer.map_err(from_client)?,
             reason = sent.stalled(result.size_bytes) => return Err(Trouble::passing(reason)),
         };
-        match answer.status() {
-            status if status.is_success() => Ok(Submitted::Taken),
-            StatusCode::CONFLICT => Ok(Submitted::TooLate(describe_answer(answer).await)),
-            StatusCode::BAD_REQUEST
-            | StatusCode::PAYLOAD_TOO_LARGE
-            | StatusCode::UNPROCESSABLE_ENTITY => {
-                Ok(Submitted::Invalid(describe_answer(answer).await))
-            }
-            _ => Err(from_answer(answer).await),
-        }
+        in_time(judged(answer, result.round)).await
     }
 
     async fn json<T: DeserializeOwned>(&self, url: Url) -> Result<T, Trouble> {
-        let mut answer = self
+        in_time(self.small_json(url)).await
+    }
+
+    async fn small_json<T: DeserializeOwned>(&self, url: Url) -> Result<T, Trouble> {
+        let answer = self
             .http
             .client()
             .get(url)
@@ -209,16 +214,7 @@ impl Client {
         if !answer.status().is_success() {
             return Err(from_answer(answer).await);
         }
-        let mut body = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(from_client)? {
-            body.extend_from_slice(&chunk);
-            if body.len() > MAX_JSON_BYTES {
-                let reason = format!("an answer of more than {MAX_JSON_BYTES} bytes");
-                return Err(Trouble::passing(reason));
-            }
-        }
-        serde_json::from_slice(&body)
-            .map_err(|error| Trouble::passing(format!("the answer is not understood: {error}")))
+        read_json(answer).await
     }
 
     async fn download(
@@ -226,7 +222,7 @@ impl Client {
         name: &str,
         url: Url,
         sha256: &str,
-        max_bytes: Option<u64>,
+        max_bytes: u64,
         destination: &Path,
     ) -> Result<(), Trouble> {
         let download = Download {
@@ -236,7 +232,7 @@ impl Client {
             size_bytes: None,
             sha256: Some(sha256),
             digest_header: Some(DIGEST),
-            max_bytes,
+            max_bytes: Some(max_bytes),
             destination,
         };
         let fetched = self
@@ -285,7 +281,49 @@ async fn from_answer(answer: reqwest::Response) -> Trouble {
     }
 }
 
-fn redirect(attempt: Attempt<'_>, has_key: bool) -> reqwest::redirect::Action {
+/// What the answer to a result means.
+async fn judged(answer: reqwest::Response, round: u64) -> Result<Submitted, Trouble> {
+    match answer.status() {
+        status if status.is_success() => match read_json::<ResultAccepted>(answer).await? {
+            accepted if accepted.accepted && accepted.round == round => Ok(Submitted::Taken),
+            _ => Err(Trouble::passing(
+                "the answer does not say that the result is taken",
+            )),
+        },
+        StatusCode::CONFLICT => Ok(Submitted::TooLate(describe_answer(answer).await)),
+        StatusCode::BAD_REQUEST
+        | StatusCode::PAYLOAD_TOO_LARGE
+        | StatusCode::UNPROCESSABLE_ENTITY => Ok(Submitted::Invalid(describe_answer(answer).await)),
+        _ => Err(from_answer(answer).await),
+    }
+}
+
+async fn read_json<T: DeserializeOwned>(mut answer: reqwest::Response) -> Result<T, Trouble> {
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await.map_err(from_client)? {
+        body.extend_from_slice(&chunk);
+        if body.len() > MAX_JSON_BYTES {
+            let reason = format!("an answer of more than {MAX_JSON_BYTES} bytes");
+            return Err(Trouble::passing(reason));
+        }
+    }
+    serde_json::from_slice(&body)
+        .map_err(|error| Trouble::passing(format!("the answer is not understood: {error}")))
+}
+
+/// A small answer is not waited for without end.
+async fn in_time<T>(answer: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    match tokio::time::timeout(WHOLE_ANSWER, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Trouble::passing(format!(
+            "no whole answer within {WHOLE_ANSWER:?}"
+        ))),
+    }
+}
+
+/// Redirects are followed at the coordinator's own server alone: the key is for it, and no other server is to be asked
+/// in this machine's name.
+fn redirect(attempt: Attempt<'_>) -> Action {
     if let Err(problem) = address::check(attempt.url()) {
         return attempt.error(problem);
     }
@@ -293,10 +331,8 @@ fn redirect(attempt: Attempt<'_>, has_key: bool) -> reqwest::redirect::Action {
         return attempt.error("too many redirects");
     }
     let origin = attempt.previous().first().map(Url::origin);
-    if has_key && origin.is_some_and(|origin| origin != attempt.url().origin()) {
-        return attempt.error(
-            "a redirect to another server is not followed: the key is for the coordinator alone",
-        );
+    if origin.is_some_and(|origin| origin != attempt.url().origin()) {
+        return attempt.error("a redirect to another server is not followed");
     }
     attempt.follow()
 }

@@ -2,6 +2,7 @@
 //! each of them may be missing.
 
 use serde_json::{Map, Value};
+use trainyard_shared::training::TargetModules;
 
 /// What is known of a session before its first task.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -9,18 +10,16 @@ pub(super) struct SessionInfo {
     pub(super) name: Option<String>,
     /// The base model's name at the hub.
     pub(super) model: Option<String>,
-    pub(super) adapter: Option<AdapterInfo>,
-    /// Sequences in a batch, and tokens in a sequence.
-    pub(super) batch: Option<(u64, u64)>,
+    pub(super) adapter: AdapterInfo,
 }
 
-/// The adapter that is trained.
-#[derive(Debug, Clone, PartialEq)]
+/// The adapter that is trained, as far as it is told.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct AdapterInfo {
-    pub(super) r: u64,
+    pub(super) r: Option<u64>,
     pub(super) alpha: Option<f64>,
-    /// Names of the layers that have a pair.
-    pub(super) targets: Vec<String>,
+    /// The layers that have a pair.
+    pub(super) targets: Option<TargetModules>,
     /// PEFT's config as a whole.
     pub(super) peft: Option<Map<String, Value>>,
 }
@@ -41,33 +40,48 @@ impl SessionInfo {
                 "the coordinator speaks version {version} of the protocol, not {PROTOCOL}"
             ));
         }
-        let text = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
+        let text = |value: Option<&Value>| {
+            let text = value.and_then(Value::as_str)?;
+            Some(text.replace(char::is_control, " "))
+        };
         let adapter = answer.get("adaptor").filter(|adapter| adapter.is_object());
         if let Some(format) = text(adapter.and_then(|adapter| adapter.get("bicim")))
             && format != "safetensors"
         {
             return Err(format!("the adapter's format is {format}, not safetensors"));
         }
-        let number = |name: &str| answer.get(name).and_then(Value::as_u64);
         Ok(Self {
             name: text(answer.get("ad")),
             model: text(answer.pointer("/model/huggingface_id")).filter(|name| !name.is_empty()),
-            adapter: adapter.and_then(AdapterInfo::of),
-            batch: number("bs").zip(number("seq")),
+            adapter: adapter.map(AdapterInfo::of).unwrap_or_default(),
         })
     }
 }
 
 impl AdapterInfo {
-    fn of(adapter: &Value) -> Option<Self> {
-        let targets = adapter.get("hedefler").and_then(Value::as_array)?;
-        let targets = targets.iter().map(|name| name.as_str().map(str::to_owned));
-        Some(Self {
-            r: adapter.get("r").and_then(Value::as_u64)?,
+    /// Whether its shape is known without its weights.
+    pub(super) fn is_complete(&self) -> bool {
+        self.peft.is_some() || (self.r.is_some() && self.targets.is_some())
+    }
+
+    fn of(adapter: &Value) -> Self {
+        let targets = match adapter.get("hedefler") {
+            Some(Value::String(word)) if word == TargetModules::ALL_LINEAR => {
+                Some(TargetModules::AllLinear)
+            }
+            Some(Value::String(pattern)) => Some(TargetModules::Pattern(pattern.clone())),
+            Some(Value::Array(names)) => {
+                let names = names.iter().map(|name| name.as_str().map(str::to_owned));
+                names.collect::<Option<_>>().map(TargetModules::Names)
+            }
+            _ => None,
+        };
+        Self {
+            r: adapter.get("r").and_then(Value::as_u64),
             alpha: adapter.get("alpha").and_then(Value::as_f64),
-            targets: targets.collect::<Option<_>>()?,
+            targets,
             peft: adapter.get("peft").and_then(Value::as_object).cloned(),
-        })
+        }
     }
 }
 
@@ -92,10 +106,15 @@ mod tests {
         }))
         .unwrap();
         assert_eq!(info.model.as_deref(), Some("org/name"));
-        assert_eq!(info.batch, Some((4, 512)));
-        let adapter = info.adapter.unwrap();
-        assert_eq!((adapter.r, adapter.alpha), (8, Some(16.0)));
-        assert_eq!(adapter.targets, ["q_proj", "v_proj"]);
+        let adapter = info.adapter;
+        assert!(adapter.is_complete());
+        assert_eq!((adapter.r, adapter.alpha), (Some(8), Some(16.0)));
+        let names = vec!["q_proj".to_owned(), "v_proj".to_owned()];
+        assert_eq!(adapter.targets, Some(TargetModules::Names(names)));
+        let part = json!({"adaptor": {"r": 8, "alpha": 8}});
+        let adapter = SessionInfo::of(&part).unwrap().adapter;
+        assert!(!adapter.is_complete());
+        assert_eq!(adapter.alpha, Some(8.0), "what is told is kept");
     }
 
     #[test]

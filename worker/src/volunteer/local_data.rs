@@ -4,12 +4,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use chrono::Local;
+use chrono::{DateTime, Local};
 use sha2::{Digest, Sha256};
 use trainyard_shared::coordinator::Mode;
 
 use super::error::VolunteerError;
-use super::state::Session;
 use crate::engine::EngineError;
 use crate::engine::data::{DataFile, Packing};
 use crate::engine::weights::ModelFiles;
@@ -27,18 +26,21 @@ pub(super) fn shard(
     file: &DataFile,
     mode: Mode,
     model: &ModelFiles,
-    session: &Session,
+    folder: &Path,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<PathBuf, VolunteerError> {
     if is_shard(&file.path) {
         return Ok(file.path.clone());
     }
-    let chat = model.chat(Local::now())?;
-    let (_, digest) = files::digest(&file.path)
-        .map_err(|error| VolunteerError::state("read", &file.path, error))?;
+    let unreadable = |error| VolunteerError::state("read", &file.path, error);
+    let changed = std::fs::metadata(&file.path).and_then(|metadata| metadata.modified());
+    // What a template that asks is told to be the time: the same for every round.
+    let chat = model.chat(DateTime::<Local>::from(changed.map_err(unreadable)?))?;
+    let (_, digest) = files::digest(&file.path).map_err(unreadable)?;
     let key = format!("{digest} {} {mode:?} {}", file.format, chat.digest()?);
     let name = format!("{OWN}{}", &hex::encode(Sha256::digest(key))[..24]);
-    let folder = session.path(&name);
+    remove_others(folder, &name);
+    let folder = folder.join(&name);
     let path = folder.join("shard-00000.safetensors");
     if !folder.join(MANIFEST).exists() {
         let packing = Packing {
@@ -56,6 +58,16 @@ pub(super) fn shard(
         })?;
     }
     Ok(path)
+}
+
+/// Deletes what was packed of other data; what cannot be deleted stays.
+fn remove_others(folder: &Path, name: &str) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        if found.starts_with(OWN) && found != name {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
 }
 
 /// Whether a file begins like one in safetensors: with the length of a JSON object, and the object.

@@ -1,10 +1,11 @@
 //! The volunteer's way through a session, from `/bilgi` to `bitti`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use reqwest::StatusCode;
+use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 use trainyard_shared::coordinator::{Finished, Mode, Task, TaskReply};
 use trainyard_shared::message::BaseModel;
@@ -17,12 +18,13 @@ use super::info::SessionInfo;
 use super::limits::Gate;
 use super::local_data;
 use super::state::{KeptResult, Session};
-use super::training::{self, Trainee, Work};
+use super::training::{self, Governor, Trainee, Work};
 use super::{OwnPart, VolunteerConfig};
 use crate::connection::backoff::Backoff;
 use crate::engine::EngineError;
+use crate::engine::trainer::LogLevel;
 use crate::engine::trainer::local::{LocalOutcome, LocalResult, LocalTraining, Part};
-use crate::engine::weights::{ModelFiles, SafetensorsFile};
+use crate::engine::weights::{ModelDescription, ModelFiles, SafetensorsFile};
 use crate::files::is_digest;
 use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
@@ -55,7 +57,7 @@ pub async fn run(
         config.key.as_ref(),
         delays,
     )?;
-    let volunteer = Volunteer {
+    let mut volunteer = Volunteer {
         config,
         client,
         session,
@@ -64,12 +66,16 @@ pub async fn run(
         tell,
         polls: Backoff::new(config.first_delay, config.longest_delay),
         faults: Backoff::new(config.first_delay, config.longest_delay),
-        info: SessionInfo::default(),
+        info: None,
         model_name: String::new(),
         trainee: None,
         has_had_a_task: false,
+        newest_round: None,
+        spent: None,
+        has_loaded: false,
         failures: 0,
     };
+    volunteer.has_had_a_task = volunteer.session.was_used();
     volunteer.run().await
 }
 
@@ -84,11 +90,18 @@ struct Volunteer<'a> {
     polls: Backoff,
     /// Between tries while something fails.
     faults: Backoff,
-    info: SessionInfo,
+    /// None before it has joined.
+    info: Option<SessionInfo>,
     model_name: String,
     /// None before the first round.
     trainee: Option<Trainee>,
+    /// Whether the coordinator was there before, now or in an earlier run.
     has_had_a_task: bool,
+    newest_round: Option<u64>,
+    /// The round and weights from which nothing more can come: the same would be trained again.
+    spent: Option<(u64, String)>,
+    /// Whether the base model was in memory once.
+    has_loaded: bool,
     /// Rounds in a row that came to nothing.
     failures: u32,
 }
@@ -111,13 +124,16 @@ impl Volunteer<'_> {
                 TaskReply::Wait(wait) => {
                     // This worker's result is in, however that was learned.
                     self.session.drop_result()?;
+                    self.faults.reset();
                     let delay = self.polls.next_delay(rand::random());
                     let reason = WaitReason::RoundOpen { round: wait.round };
                     self.rest(reason, delay).await?;
                 }
                 TaskReply::Task(task) => {
                     self.has_had_a_task = true;
-                    self.polls.reset();
+                    if self.newest_round.replace(task.round) != Some(task.round) {
+                        self.polls.reset();
+                    }
                     self.round(task).await?;
                 }
             }
@@ -132,13 +148,16 @@ impl Volunteer<'_> {
                 Err(trouble) => self.after(trouble).await?,
             }
         };
-        self.faults.reset();
-        self.info = SessionInfo::of(&answer).map_err(VolunteerError::NotPossible)?;
-        let named = self
-            .config
-            .model
-            .clone()
-            .or_else(|| self.info.model.clone());
+        self.take_up(&answer)
+    }
+
+    /// Takes up what the coordinator says of its session, which may be another one than before.
+    fn take_up(&mut self, answer: &Value) -> Result<(), VolunteerError> {
+        let info = SessionInfo::of(answer).map_err(VolunteerError::NotPossible)?;
+        if self.info.as_ref() == Some(&info) {
+            return Ok(());
+        }
+        let named = self.config.model.clone().or_else(|| info.model.clone());
         self.model_name = named.ok_or_else(|| {
             VolunteerError::Arguments(
                 "the coordinator does not say which base model is trained: name it with --model"
@@ -146,9 +165,11 @@ impl Volunteer<'_> {
             )
         })?;
         self.tell(VolunteerEvent::Joined {
-            session: self.info.name.clone(),
+            session: info.name.clone(),
             model: self.model_name.clone(),
         });
+        self.trainee = None;
+        self.info = Some(info);
         Ok(())
     }
 
@@ -156,17 +177,18 @@ impl Volunteer<'_> {
     async fn task(&mut self) -> Result<TaskReply, VolunteerError> {
         loop {
             match self.until_stopped(self.client.task()).await? {
-                Ok(reply) => {
-                    self.faults.reset();
-                    return Ok(reply);
-                }
+                Ok(reply) => return Ok(reply),
                 Err(trouble) => self.after(trouble).await?,
             }
         }
     }
 
     /// One round: what was trained is delivered, or what is to be trained is.
-    async fn round(&mut self, task: Task) -> Result<(), VolunteerError> {
+    async fn round(&mut self, mut task: Task) -> Result<(), VolunteerError> {
+        task.weights_sha256.make_ascii_lowercase();
+        if let Some(digest) = &mut task.data_sha256 {
+            digest.make_ascii_lowercase();
+        }
         let kept = self.session.kept();
         if let Some(kept) = kept.filter(|kept| kept.is_of(&task)) {
             return self.deliver(&kept).await;
@@ -182,12 +204,27 @@ impl Volunteer<'_> {
                 "the task's digests are no SHA-256 in hexadecimal".to_owned(),
             ));
         }
+        if self.spent.as_ref() == Some(&(task.round, task.weights_sha256.clone())) {
+            let delay = self.polls.next_delay(rand::random());
+            return self
+                .rest(WaitReason::RoundOpen { round: task.round }, delay)
+                .await;
+        }
+        // Behind the same address there may be another session by now.
+        match self.until_stopped(self.client.info()).await? {
+            Ok(answer) => self.take_up(&answer.unwrap_or_default())?,
+            Err(trouble) => return self.after(trouble).await,
+        }
         self.session.sweep(&task)?;
-        if self.trainee.is_none() && self.info.adapter.is_some() {
+        let is_told = self
+            .info
+            .as_ref()
+            .is_some_and(|info| info.adapter.is_complete());
+        if self.trainee.is_none() && is_told {
             self.trainee = Some(self.trainee(&task, None).await?);
         }
         let weights = self.session.weights(&task.weights_sha256);
-        if !Session::has(&weights, &task.weights_sha256) {
+        if !self.has(&weights, &task.weights_sha256).await? {
             let most = self.most_weight_bytes();
             let fetched = self.client.weights(&task, most, &weights);
             if let Err(trouble) = self.until_stopped(fetched).await? {
@@ -211,6 +248,7 @@ impl Volunteer<'_> {
             size_bytes: result.file.size_bytes,
         };
         self.session.keep(&kept)?;
+        self.faults.reset();
         self.tell(VolunteerEvent::Trained {
             round: kept.round,
             loss: result.loss,
@@ -246,6 +284,7 @@ impl Volunteer<'_> {
             Err(trouble) => return self.after(trouble).await,
         };
         self.session.drop_result()?;
+        self.spent = Some((round, kept.weights_sha256.clone()));
         self.tell(VolunteerEvent::NotTaken { round, reason });
         let delay = self.polls.next_delay(rand::random());
         self.rest(WaitReason::RoundOpen { round }, delay).await
@@ -258,7 +297,7 @@ impl Volunteer<'_> {
     ) -> Result<Result<(PathBuf, Option<Part>), Trouble>, VolunteerError> {
         if let Some(digest) = &task.data_sha256 {
             let path = self.session.shard(digest);
-            if !Session::has(&path, digest) {
+            if !self.has(&path, digest).await? {
                 let fetched = self.client.shard(task, digest, &path);
                 if let Err(trouble) = self.until_stopped(fetched).await? {
                     return Ok(Err(trouble));
@@ -279,38 +318,111 @@ impl Volunteer<'_> {
             }),
         };
         let mode = task.mode.unwrap_or(Mode::Cpt);
-        let trainee = self.trainee.as_ref().expect("it is there before the data");
-        let is_stopped = || self.stop.is_set();
-        let path = local_data::shard(&own.file, mode, &trainee.files, &self.session, &is_stopped)?;
-        Ok(Ok((path, part)))
+        let trainee = self.trainee.take().expect("it is there before the data");
+        let (file, folder) = (own.file.clone(), self.session.folder().to_owned());
+        let (gate, stop, tell) = (self.gate.clone(), self.stop.clone(), self.tell.clone());
+        // Apart from this thread, on which signals are waited for.
+        let (trainee, packed) = blocking(move || {
+            let tell = |event| drop(tell.send(event));
+            let governor = Governor::new(&gate, &stop, &tell);
+            let packed = local_data::shard(&file, mode, &trainee.files, &folder, &|| {
+                governor.ends_the_round()
+            });
+            (trainee, packed)
+        })
+        .await?;
+        self.trainee = Some(trainee);
+        match packed {
+            Ok(path) => Ok(Ok((path, part))),
+            Err(VolunteerError::Stopped { .. }) if !self.stop.is_set() => {
+                let reason = "packing was given up while nothing might be done".to_owned();
+                Ok(Err(Trouble::OtherContent(reason)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the file at `path` is there and has this digest.
+    async fn has(&self, path: &Path, sha256: &str) -> Result<bool, VolunteerError> {
+        let (path, sha256) = (path.to_owned(), sha256.to_owned());
+        self.until_stopped(blocking(move || Session::has(&path, &sha256)))
+            .await?
     }
 
     /// The base model with the session's adapter, whose shape the weights tell where the coordinator does not.
     async fn trainee(
         &self,
         task: &Task,
-        weights: Option<&std::path::Path>,
+        weights: Option<&Path>,
     ) -> Result<Trainee, VolunteerError> {
         let not_possible = VolunteerError::NotPossible;
-        let (name, alpha) = (&self.model_name, self.config.lora_alpha);
-        let adapter = match (&self.info.adapter, weights) {
-            (Some(info), _) => adapter::told(info, alpha, name),
-            (None, Some(weights)) => {
-                let file = SafetensorsFile::open(weights)?;
-                adapter::of_weights(&file, alpha, name)
+        let name = &self.model_name;
+        let told = self.info.clone().unwrap_or_default().adapter;
+        let alpha = told.alpha.or(self.config.lora_alpha);
+        let adapter = match weights {
+            None => adapter::told(&told, alpha, name),
+            Some(weights) => {
+                if alpha.is_none() {
+                    self.tell(VolunteerEvent::Log {
+                        level: LogLevel::Warning,
+                        line: "the coordinator does not say the adapter's alpha: twice its rank is taken (--lora-alpha)".to_owned(),
+                    });
+                }
+                adapter::of_weights(&SafetensorsFile::open(weights)?, alpha, name)
             }
-            (None, None) => Err("the adapter is not known".to_owned()),
         };
         let adapter = adapter.map_err(not_possible)?;
+        let config = training::config_of(task, &adapter).map_err(not_possible)?;
+        self.check_size().await?;
         let path = self.base_model().await?;
         let files = ModelFiles::open(&path)?;
-        let config = training::config_of(task, &adapter).map_err(not_possible)?;
         LocalTraining::check_memory(&files, &adapter, &config, free_memory_bytes())?;
         Ok(Trainee {
             files,
             adapter,
             local: None,
         })
+    }
+
+    /// That the base model is not far too large for this machine, before its weights are fetched.
+    async fn check_size(&self) -> Result<(), VolunteerError> {
+        if self.config.model.is_some() && Path::new(&self.model_name).exists() {
+            return Ok(());
+        }
+        let source = self.model_source()?;
+        let found = source.find_description(&self.model_name);
+        let Ok(path) = self.until_stopped(found).await? else {
+            // Whoever looks for the model itself will say why it is not to be had.
+            return Ok(());
+        };
+        let Ok(description) = ModelDescription::open(&path) else {
+            return Ok(());
+        };
+        let (least, free) = (
+            description.config.parameter_count() / 2,
+            free_memory_bytes(),
+        );
+        if least > free {
+            return Err(VolunteerError::NotPossible(format!(
+                "the base model {} takes up more than {} MiB even at 4 bits a weight, and {} MiB are free",
+                self.model_name,
+                least >> 20,
+                free >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    fn model_source(&self) -> Result<ModelSource, VolunteerError> {
+        let http = Http::new(RetryPolicy::default())?;
+        Ok(ModelSource::new(self.config.models.clone(), http))
+    }
+
+    fn base_model_id(&self) -> BaseModel {
+        BaseModel {
+            huggingface_id: self.model_name.clone(),
+            download_urls: Vec::new(),
+        }
     }
 
     /// The folder or file of the base model, fetched if need be.
@@ -321,14 +433,7 @@ impl Volunteer<'_> {
                 return Ok(path);
             }
         }
-        let source = ModelSource::new(
-            self.config.models.clone(),
-            Http::new(RetryPolicy::default())?,
-        );
-        let model = BaseModel {
-            huggingface_id: self.model_name.clone(),
-            download_urls: Vec::new(),
-        };
+        let (source, model) = (self.model_source()?, self.base_model_id());
         let mut told: Option<(String, u64)> = None;
         let found = source.find(&model, |progress: FetchProgress<'_>| {
             let next = match &told {
@@ -373,15 +478,14 @@ impl Volunteer<'_> {
             optimizer: self.config.keep_optimizer.then(|| self.session.optimizer()),
         };
         let (gate, stop, tell) = (self.gate.clone(), self.stop.clone(), self.tell.clone());
-        let training = tokio::task::spawn_blocking(move || {
+        let (trainee, outcome) = blocking(move || {
             // Nobody listens any more only where the program ends.
             let tell = |event| drop(tell.send(event));
             let outcome = training::train(&mut trainee, &work, &gate, &stop, &tell);
             (trainee, outcome)
-        });
-        let (trainee, outcome) = training
-            .await
-            .map_err(|error| VolunteerError::NotPossible(format!("training broke off: {error}")))?;
+        })
+        .await?;
+        self.has_loaded |= trainee.local.is_some();
         self.trainee = Some(trainee);
         match outcome {
             Ok(LocalOutcome::Trained(result)) => Ok(Some(result)),
@@ -389,6 +493,14 @@ impl Volunteer<'_> {
             Ok(LocalOutcome::Stopped) => Ok(None),
             Err(error @ EngineError::Diverged { .. }) if self.failures + 1 < FAILURES_IN_A_ROW => {
                 self.failures += 1;
+                self.spent = Some((task.round, task.weights_sha256.clone()));
+                self.rest_after_fault(error.to_string(), None).await?;
+                Ok(None)
+            }
+            // Memory that was there before will be there again.
+            Err(error @ (EngineError::TooLarge(_) | EngineError::OutOfMemory { .. }))
+                if self.has_loaded =>
+            {
                 self.rest_after_fault(error.to_string(), None).await?;
                 Ok(None)
             }
@@ -500,6 +612,14 @@ impl Volunteer<'_> {
         // Nobody listens any more only where the program ends.
         let _ = self.tell.send(event);
     }
+}
+
+/// Runs work that takes its time apart from the runtime's own thread.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, VolunteerError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| VolunteerError::NotPossible(format!("the work broke off: {error}")))
 }
 
 /// A coordinator is waited for as long as it asks, up to this.

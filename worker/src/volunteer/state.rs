@@ -62,6 +62,18 @@ impl Session {
         })
     }
 
+    /// The session's folder.
+    pub(super) fn folder(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Whether an earlier run has left weights or a result there.
+    pub(super) fn was_used(&self) -> bool {
+        let entries = fs::read_dir(self.folder()).into_iter().flatten().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        { names }.any(|name| name.starts_with(WEIGHTS) || name == RECORD)
+    }
+
     /// A file or folder of the session.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)

@@ -110,7 +110,7 @@ impl Bench {
                 ..ModelSettings::new(self.path("models"))
             },
             first_delay: Duration::from_millis(5),
-            longest_delay: Duration::from_millis(20),
+            longest_delay: Duration::from_millis(200),
         }
     }
 }
@@ -479,4 +479,141 @@ async fn own_data_is_packed_where_the_coordinator_serves_none_and_the_weights_te
     let (result, events) = volunteer(&config).await;
     result.unwrap();
     assert_eq!(rounds_begun(&events), 1);
+}
+
+#[actix_rt::test]
+async fn a_result_that_is_not_taken_is_sent_again_at_growing_delays() {
+    let bench = Bench::new();
+    let answers = [
+        Reply::new(503, "{}"),
+        Reply::new(200, "<html>welcome</html>"),
+        Reply::new(200, json!({"tamam": true, "tur": 7}).to_string()),
+        Reply::new(307, "").header("Location", "/c/a/bilgi"),
+        Reply::new(302, "").header("Location", "/c/a/bilgi"),
+    ];
+    let mut left = answers.into_iter();
+    let session = Session::of(
+        &bench,
+        1,
+        Box::new(move |request| (request.method == "POST").then(|| left.next()).flatten()),
+    );
+    let server = serve(&session).await;
+    let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
+    result.unwrap();
+    assert_eq!(rounds_begun(&events), 1, "it is trained once");
+    let delays: Vec<Duration> = events
+        .iter()
+        .filter_map(|event| match event {
+            VolunteerEvent::Waiting {
+                reason: WaitReason::Fault(_),
+                delay,
+            } => *delay,
+            _ => None,
+        })
+        .collect();
+    assert_eq!(delays.len(), 5, "{delays:?}");
+    assert!(delays[1] > delays[0] && delays[2] > delays[1], "{delays:?}");
+    let posts = server.requests();
+    let posts = posts.iter().filter(|request| request.method == "POST");
+    assert_eq!(posts.count(), 6);
+}
+
+#[actix_rt::test]
+async fn a_round_whose_result_is_refused_is_not_trained_again() {
+    let bench = Bench::new();
+    let asked = Arc::new(Mutex::new(0));
+    let counted = asked.clone();
+    let session = Session::of(&bench, 2, Box::new(|_| None));
+    let inner = session.clone();
+    let server = TestServer::start(move |_, request| {
+        let mut session = inner.lock().unwrap();
+        if request.method == "POST" && session.round == 0 {
+            return Reply::new(
+                400,
+                json!({"hata": "q_proj: not \u{1b}[1mfinite"}).to_string(),
+            );
+        }
+        if request.target.contains("gorev") && session.round == 0 {
+            let mut asked = counted.lock().unwrap();
+            *asked += 1;
+            if *asked == 4 {
+                // Others have closed the round.
+                session.round = 1;
+                let moved = session.weights.last_mut().unwrap();
+                *moved ^= 1;
+            }
+        }
+        session.answer(request)
+    })
+    .await;
+    let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
+    result.unwrap();
+    assert_eq!(rounds_begun(&events), 2, "one for each round");
+    let refused = events.iter().find_map(|event| match event {
+        VolunteerEvent::NotTaken { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    let refused = refused.unwrap();
+    assert!(
+        refused.contains("q_proj") && !refused.contains('\u{1b}'),
+        "{refused}"
+    );
+}
+
+#[actix_rt::test]
+async fn another_session_behind_the_same_address_is_joined_anew() {
+    let bench = Bench::new();
+    let session = Session::of(&bench, 2, Box::new(|_| None));
+    let inner = session.clone();
+    let server = TestServer::start(move |_, request| {
+        let mut session = inner.lock().unwrap();
+        if request.target.contains("bilgi") && session.round == 1 {
+            return json_reply(json!({
+                "ad": "b", "model": {"huggingface_id": MODEL},
+                "adaptor": {"r": 4, "alpha": 4, "hedefler": ["q_proj", "v_proj"]},
+            }));
+        }
+        session.answer(request)
+    })
+    .await;
+    let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
+    result.unwrap();
+    let joined = events.iter().filter_map(|event| match event {
+        VolunteerEvent::Joined { session, .. } => session.clone(),
+        _ => None,
+    });
+    assert_eq!(joined.collect::<Vec<_>>(), ["a", "b"]);
+}
+
+#[actix_rt::test]
+async fn a_task_that_is_out_of_range_is_refused_before_anything_is_fetched() {
+    for (field, value) in [
+        ("ic_adim", json!(0)),
+        ("bs", json!(1_000_000_000)),
+        ("lr", json!(0.0)),
+        ("parca", json!(1)),
+        ("toplam_tur", json!(1_u64 << 53)),
+    ] {
+        let bench = Bench::new();
+        let session = Session::of(&bench, 1, Box::new(|_| None));
+        let inner = session.clone();
+        let server = TestServer::start(move |_, request| {
+            let mut session = inner.lock().unwrap();
+            if !request.target.contains("gorev") {
+                return session.answer(request);
+            }
+            let mut task = json!({
+                "tur": 0, "toplam_tur": 1, "parca": 0, "n_parca": 1, "ic_adim": 2, "bs": 2, "seq": 16, "lr": 0.01,
+                "tohum": 0, "agirlik_sha256": sha256(&session.weights),
+            });
+            task[field] = value.clone();
+            json_reply(task)
+        })
+        .await;
+        let (result, _) = volunteer(&bench.config(&server.url("/c/a"))).await;
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains(field), "{error} does not name {field}");
+        let is_file = |request: &Request| request.target.contains("agirlik");
+        assert!(!server.requests().iter().any(is_file), "{field}");
+    }
 }

@@ -1,11 +1,11 @@
 //! A round's training, on a thread of its own: the engine's steps, and the owner's limits between them.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use trainyard_shared::coordinator::Task;
+use trainyard_shared::coordinator::{Mode, Task};
 use trainyard_shared::training::{ScheduleKind, TrainingConfig};
 
 use super::event::{VolunteerEvent, WaitReason};
@@ -14,12 +14,12 @@ use crate::engine::EngineError;
 use crate::engine::adapter::AdapterConfig;
 use crate::engine::trainer::TrainingEvent;
 use crate::engine::trainer::local::{LocalData, LocalOutcome, LocalRound, LocalTraining, Part};
-use crate::engine::weights::ModelFiles;
+use crate::engine::weights::{ModelFiles, SafetensorsFile};
 use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
 
 /// A round in which nothing may be done for longer is given up: by then it has gone on without this volunteer.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How often is looked whether work may go on.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// The longest sequence and the largest batch that are taken.
@@ -27,6 +27,9 @@ const MAX_SEQUENCE: u64 = 1 << 20;
 const MAX_BATCH: u64 = 4096;
 /// The most steps of a round that are taken.
 const MAX_STEPS: u64 = 1_000_000;
+
+/// The most steps of a whole session that are taken.
+const MAX_STEPS_OF_A_SESSION: u64 = 1 << 53;
 
 /// The base model, with the adapter that a session trains.
 pub(super) struct Trainee {
@@ -60,6 +63,18 @@ pub(super) fn config_of(task: &Task, adapter: &AdapterConfig) -> Result<Training
         )),
     };
     within("ic_adim", task.local_steps, MAX_STEPS)?;
+    if task.round >= task.total_rounds || task.shard >= task.shards {
+        return Err(format!(
+            "the task's tur {} of {} or parca {} of {} is out of range",
+            task.round, task.total_rounds, task.shard, task.shards
+        ));
+    }
+    if task.total_rounds > MAX_STEPS_OF_A_SESSION / task.local_steps {
+        return Err(format!(
+            "the task's toplam_tur is {}, which is too many",
+            task.total_rounds
+        ));
+    }
     let learning_rate = task.learning_rate;
     if !(learning_rate > 0.0 && learning_rate <= 1.0) {
         return Err(format!(
@@ -96,7 +111,7 @@ pub(super) fn train(
         local_steps: steps,
         ..
     } = work.task;
-    let data = data(&work.shard, work.part, &trainee.files, &work.config)?;
+    let data = data(work, &trainee.files)?;
     let local = match &mut trainee.local {
         Some(local) => local,
         none => none.insert(LocalTraining::load(
@@ -139,21 +154,28 @@ pub(super) fn train(
     outcome
 }
 
-fn data(
-    shard: &Path,
-    part: Option<Part>,
-    files: &ModelFiles,
-    config: &TrainingConfig,
-) -> Result<LocalData, EngineError> {
-    let data = LocalData::of_shard(shard, files, config.max_length)?;
-    match part {
+fn data(work: &Work, files: &ModelFiles) -> Result<LocalData, EngineError> {
+    let has_labels = || {
+        Ok::<_, EngineError>(
+            SafetensorsFile::open(&work.shard)?
+                .shape("etiket")
+                .is_some(),
+        )
+    };
+    if work.task.mode == Some(Mode::Sft) && !has_labels()? {
+        return Err(EngineError::InvalidData(
+            "mod is sft, and the shard has no etiket: loss would fall on every token".to_owned(),
+        ));
+    }
+    let data = LocalData::of_shard(&work.shard, files, work.config.max_length)?;
+    match work.part {
         Some(part) => data.part(part),
         None => Ok(data),
     }
 }
 
 /// Keeps to the owner's limits between two micro-batches.
-struct Governor<'a> {
+pub(super) struct Governor<'a> {
     gate: &'a Gate,
     stop: &'a StopSignal,
     tell: &'a dyn Fn(VolunteerEvent),
@@ -162,7 +184,11 @@ struct Governor<'a> {
 }
 
 impl<'a> Governor<'a> {
-    fn new(gate: &'a Gate, stop: &'a StopSignal, tell: &'a dyn Fn(VolunteerEvent)) -> Self {
+    pub(super) fn new(
+        gate: &'a Gate,
+        stop: &'a StopSignal,
+        tell: &'a dyn Fn(VolunteerEvent),
+    ) -> Self {
         Self {
             gate,
             stop,
@@ -172,7 +198,7 @@ impl<'a> Governor<'a> {
     }
 
     /// Rests as the limits ask, and says whether the round is given up.
-    fn ends_the_round(&self) -> bool {
+    pub(super) fn ends_the_round(&self) -> bool {
         let work = self.work_began.get().elapsed();
         self.rest(self.gate.cpu_share().rest_after(work));
         let waited_from = Instant::now();

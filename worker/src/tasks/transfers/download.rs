@@ -127,7 +127,11 @@ impl Http {
                     }
                 }
                 Err(Fault::Final(error)) => {
-                    if matches!(error, TransferError::DiskFull { .. }) {
+                    let is_of_no_use = matches!(
+                        error,
+                        TransferError::DiskFull { .. } | TransferError::WrongContent { .. }
+                    );
+                    if is_of_no_use {
                         // What is left of it would only keep others from finding room.
                         part.discard().await;
                     }
