@@ -151,8 +151,8 @@ def test_uploads_that_are_not_valid_are_refused_and_the_round_goes_on(session):
 
 
 def test_a_session_with_a_key_asks_for_it_everywhere_but_at_bilgi(session):
-    base = session(anahtar="open sesame", en_az=1, toplam_tur=1)
-    stranger, ali = SourceVolunteer(base, "ali", "wrong"), SourceVolunteer(base, "ali", "open sesame")
+    base = session(anahtar="open-sesame", en_az=1, toplam_tur=1)
+    stranger, ali = SourceVolunteer(base, "ali", "wrong"), SourceVolunteer(base, "ali", "open-sesame")
     assert stranger.json("GET", "bilgi")[0] == 200
     for method, path, fields in (("GET", "gorev", {"isci": "ali"}), ("GET", "agirlik", {}),
                                  ("GET", "veri", {"parca": 0}), ("POST", "sonuc", {"isci": "ali", "tur": 0})):
