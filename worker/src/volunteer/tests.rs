@@ -592,7 +592,7 @@ async fn a_task_that_is_out_of_range_is_refused_before_anything_is_fetched() {
         ("bs", json!(1_000_000_000)),
         ("lr", json!(0.0)),
         ("parca", json!(1)),
-        ("toplam_tur", json!(1_u64 << 53)),
+        ("toplam_tur", json!((1_u64 << 53) - 1)),
     ] {
         let bench = Bench::new();
         let session = Session::of(&bench, 1, Box::new(|_| None));
