@@ -69,7 +69,7 @@ enum Command {
     Demo(demo::Options),
     /// Print every setting of the platform with its value and where that came from.
     Config(config::Options),
-    /// Judge whether a platform or a worker, ours or another's, speaks the protocol as it should.
+    /// Judge whether a platform, a worker or a coordinator, ours or another's, speaks its protocol as it should.
     #[command(subcommand)]
     Conformance(conformance::Command),
     /// Log in; the token is kept in your config folder, readable by you only.

@@ -1,5 +1,6 @@
-//! `trainyard conformance`: judges a platform or a worker, ours or another's, from outside.
+//! `trainyard conformance`: judges a platform, a worker or a coordinator, ours or another's, from outside.
 
+mod coordinator;
 mod platform;
 mod worker;
 
@@ -20,6 +21,8 @@ pub enum Command {
     Platform(Box<platform::Options>),
     /// Judge a worker: play the platform that it connects to.
     Worker(Box<worker::Options>),
+    /// Judge a coordinator of volunteers: play volunteers against one of its sessions, good ones and hostile ones.
+    Coordinator(Box<coordinator::Options>),
 }
 
 /// Judges, and says by the exit code whether every required rule holds.
@@ -29,6 +32,9 @@ pub fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCod
             block_on(async { platform::run(&options, common, output).await })?
         }
         Command::Worker(options) => worker::run(&options, output)?,
+        Command::Coordinator(options) => {
+            block_on(async { coordinator::run(&options, output).await })?
+        }
     };
     if output.is_json() {
         output.line(&report.to_json().to_string())?;

@@ -18,10 +18,10 @@ mod yard;
 
 use std::time::Duration;
 
-use futures_util::future::LocalBoxFuture;
 use trainyard_shared::Secret;
 use url::Url;
 
+use super::check::check;
 use super::report::{Finding, Outcome, Report, Rule};
 use yard::Yard;
 
@@ -74,22 +74,8 @@ impl Default for Timings {
     }
 }
 
-/// A rule and how it is looked at.
-struct Check {
-    rule: Rule,
-    run: for<'a> fn(&'a mut Yard) -> LocalBoxFuture<'a, Outcome>,
-}
-
-/// `check!(required "id": "what must hold", function)`
-macro_rules! check {
-    ($level:ident $id:literal: $says:literal, $run:path) => {
-        $crate::conformance::platform::Check {
-            rule: $crate::conformance::report::Rule::$level($id, $says),
-            run: |yard| Box::pin($run(yard)),
-        }
-    };
-}
-use check;
+/// A rule about a platform.
+type Check = super::check::Check<Yard>;
 
 const CHECKS: &[&[Check]] = &[
     enrollment::CHECKS,

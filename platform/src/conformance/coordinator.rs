@@ -1,0 +1,142 @@
+//! Judges a coordinator of Coordinator protocol v1: plays volunteers against one of its sessions, good ones and
+//! hostile ones, and looks at what it answers.
+//!
+//! Field names are the protocol's Turkish ones: `tur` round, `parca` shard, `isci` worker, `gorev` task, `agirlik`
+//! weights, `sonuc` result, `bekle` wait, `bitti` finished, `hata` error. The rounds of the session go on while it is
+//! judged; a check that wants an open round to stand still gets one with enough results still missing, and is made
+//! again where a round closed under it.
+
+mod adapter;
+mod data;
+mod ending;
+mod general;
+mod keys;
+mod line;
+mod names;
+mod raw;
+mod results;
+mod rounds;
+mod session;
+mod tasks;
+mod turns;
+mod uploads;
+mod validation;
+mod weights;
+
+use std::time::Duration;
+
+use trainyard_shared::Secret;
+use url::Url;
+
+use super::check::check;
+use super::report::{Finding, Outcome, Problem, Report, Rule};
+use session::Session;
+
+pub use line::{Authority, authorities};
+
+/// A rule about a coordinator.
+type Check = super::check::Check<Session>;
+
+/// How often a check is made again where a round closed under it.
+const TRIES: u32 = 3;
+
+/// The session to judge, and how to get in.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// What the protocol's paths are below.
+    pub url: Url,
+    /// The shared key, where the session has one.
+    pub key: Option<Secret>,
+    /// Authorities that are trusted beside the machine's own.
+    pub authorities: Vec<Authority>,
+}
+
+/// How long the judge waits.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    /// For an answer.
+    pub answer_within: Duration,
+    /// For what must not happen.
+    pub quiet_for: Duration,
+    /// For a round that has enough results to be merged.
+    pub merge_within: Duration,
+    /// For a round to close by its timeout; zero leaves that out.
+    pub timeout_within: Duration,
+    /// Whether the session is played to its end.
+    pub to_the_end: bool,
+}
+
+const CHECKS: &[&[Check]] = &[
+    keys::CHECKS,
+    names::CHECKS,
+    tasks::CHECKS,
+    weights::CHECKS,
+    data::CHECKS,
+    results::CHECKS,
+    uploads::CHECKS,
+    validation::CHECKS,
+    rounds::CHECKS,
+    ending::CHECKS,
+    general::CHECKS,
+];
+
+/// Plays against the coordinator, one check after the other; `progress` is told of each finding.
+///
+/// # Errors
+/// The HTTP client does not start.
+pub async fn judge(
+    target: Target,
+    pace: Pace,
+    mut progress: impl FnMut(&Finding),
+) -> reqwest::Result<Report> {
+    let mut session = Session::new(target, pace)?;
+    let mut report = Report::default();
+    for check in CHECKS.iter().copied().flatten() {
+        let finding = Finding {
+            rule: check.rule,
+            verdict: look(check, &mut session).await.into(),
+        };
+        progress(&finding);
+        report.findings.push(finding);
+    }
+    Ok(report)
+}
+
+/// All rules that a coordinator is judged by, in order.
+pub fn rules() -> impl Iterator<Item = Rule> {
+    CHECKS.iter().copied().flatten().map(|check| check.rule)
+}
+
+/// Makes a check; again where rounds went on by themselves meanwhile, since that can look like a broken rule.
+async fn look(check: &Check, session: &mut Session) -> Outcome {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let before = session.surprises();
+        let outcome = (check.run)(session).await;
+        let Err(Problem::Broken { expected, got }) = outcome else {
+            return outcome;
+        };
+        let disturbed = session.was_surprised_since(before).await;
+        if !disturbed || tries == TRIES {
+            let got = match disturbed {
+                true => format!("{got} (rounds closed without the judge's doing meanwhile)"),
+                false => got,
+            };
+            return Err(Problem::Broken { expected, got });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_rule_has_a_name_of_its_own() {
+        let names: Vec<_> = rules().map(|rule| rule.id).collect();
+        let distinct: BTreeSet<_> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len());
+    }
+}
