@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use trainyard_tests::ReferenceCoordinator;
+use serde_json::{Value, json};
 use trainyard_tests::judge::{self, Judged};
+use trainyard_tests::model::TINY_MODEL_ID;
 use trainyard_tests::reference_coordinator::{Fault, Settings};
+use trainyard_tests::{Client, Platform, ReferenceCoordinator, TinyModel, dataset, eventually};
 
 /// Rules that are looked at only where there is a shared key.
 const OF_KEYS: &[&str] = &["key.right", "key.missing", "key.wrong", "key.before_body"];
@@ -38,14 +40,7 @@ const KEY: &str = "yard-key-7";
 
 /// Judges what is at that address.
 async fn judge_at(url: &str, more: &[&str]) -> Judged {
-    let fixed = [
-        "coordinator",
-        url,
-        "--quiet-for",
-        "0.2",
-        "--merge-within",
-        "3",
-    ];
+    let fixed = ["coordinator", url, "--quiet-for", "0.2"];
     judge::judged(judge::start(&[&fixed, more].concat(), &[])).await
 }
 
@@ -54,7 +49,8 @@ async fn judge_faulty(settings: &Settings, fault: Fault, more: &[&str]) -> Judge
     let coordinator = ReferenceCoordinator::start(settings.clone(), fault);
     let key = settings.key.as_deref();
     let key: Vec<&str> = key.iter().flat_map(|key| ["--anahtar", key]).collect();
-    judge_at(coordinator.url(), &[&key[..], more].concat()).await
+    let quick = ["--merge-within", "3"];
+    judge_at(coordinator.url(), &[&key[..], &quick, more].concat()).await
 }
 
 /// Judges a coordinator with each fault, all at the same time.
@@ -79,6 +75,48 @@ fn with_key() -> Settings {
         key: Some(KEY.to_owned()),
         ..Settings::default()
     }
+}
+
+/// Makes a session on our platform and waits until it is open.
+async fn open(admin: &Client, mut session: Value) {
+    session["base_model"] = json!(TINY_MODEL_ID);
+    session["en_az"] = json!(3);
+    let made = admin.post("/api/coordinators", session).await.ok();
+    let address = format!("/api/coordinators/{}", made["id"]);
+    eventually("an open session", async || {
+        let shown = admin.get(&address).await.ok();
+        assert_ne!(shown["status"], "failed", "{shown}");
+        (shown["status"] == "open").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn our_coordinator_conforms_in_every_rule() {
+    let models = TinyModel::create();
+    let folder = models.models_dir().display().to_string();
+    let settings = [("MODELS_DIR", folder.as_str()), ("HF_HUB_OFFLINE", "true")];
+    let platform = Platform::start_with(&settings).await;
+    let admin = platform.admin().await;
+    let dataset = admin.dataset("chats", &dataset::chats(40)).await;
+    let with_all = json!({
+        "name": "judged", "dataset_id": dataset, "n_parca": 2, "mod": "sft", "anahtar": KEY, "toplam_tur": 60,
+        "tur_zaman_asimi": 8,
+    });
+    open(&admin, with_all).await;
+    let url = format!("{}/c/judged", platform.url());
+    let more = ["--anahtar", KEY, "--wait-seconds", "60", "--to-the-end"];
+    judge_at(&url, &more)
+        .await
+        .assert_conforms(&[WITHOUT_KEY, WITHOUT_DATA]);
+
+    let without =
+        json!({"name": "bare", "default": true, "toplam_tur": 1000, "tur_zaman_asimi": 0});
+    open(&admin, without).await;
+    let skipped = [OF_KEYS, OF_DATA, OF_THE_END, &[OF_TIMEOUTS]].concat();
+    judge_at(&platform.url(), &[])
+        .await
+        .assert_conforms(&skipped);
 }
 
 #[tokio::test]
