@@ -254,7 +254,8 @@ impl Line {
             request = request.header(*name, value);
         }
         if let Some(body) = ask.body {
-            request = request.body(body);
+            // For an empty one the library would not say so.
+            request = request.header("Content-Length", body.len()).body(body);
         }
         let whole = async {
             let response = request.send().await?;
