@@ -154,10 +154,9 @@ pub fn merged<'a>(global: &File, results: impl Iterator<Item = &'a Vec<u8>>, fau
             let update = read(result)?;
             let fits = update.len() == before.len()
                 && update.iter().all(|(key, tensor)| {
-                    before
-                        .get(key)
-                        .is_some_and(|known| known.shape == tensor.shape)
-                        && tensor.values.iter().all(|value| value.is_finite())
+                    before.get(key).is_some_and(|known| {
+                        (&known.shape, known.dtype) == (&tensor.shape, tensor.dtype)
+                    }) && tensor.values.iter().all(|value| value.is_finite())
                 });
             fits.then(|| (distance(&before, &update), update))
         })
