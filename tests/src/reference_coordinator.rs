@@ -50,7 +50,7 @@ pub enum Fault {
     UpperCaseDigest,
     /// Tasks are of a mode that there is not.
     UnknownMode,
-    /// Tasks name a shard that there is not.
+    /// Tasks name shards that there are not.
     ShardOutOfRange,
     /// A worker gets another shard each time.
     OtherShardEachTime,

@@ -49,7 +49,7 @@ impl Coordinator {
         match self.fault {
             Fault::NoSeed => task["tohum"] = Value::Null,
             Fault::UnknownMode => task["mod"] = json!("dpo"),
-            Fault::ShardOutOfRange => task["parca"] = json!(count),
+            Fault::ShardOutOfRange => task["parca"] = json!(shard + count),
             _ => {}
         }
         let shard = shard.min(count - 1);
