@@ -243,7 +243,11 @@ fn begin(
     weights.take_up(&mut parameters)?;
     let mut optimizer = Optimizer::new(round.config, &parameters);
     if let Some(before) = before {
-        optimizer.restore(&before.moments(), &parameters, before.state.updates)?;
+        let restored = optimizer.restore(&before.moments(), &parameters, before.state.updates);
+        if let Err(error) = restored {
+            tracing::warn!(%error, "an optimizer's kept state is of another adapter and not used");
+            optimizer = Optimizer::new(round.config, &parameters);
+        }
     }
     Ok((weights, optimizer))
 }
@@ -265,8 +269,11 @@ fn run(
     }
     let parameters = steps.model.parameters_mut();
     let file = weights.write(&parameters, round.output, steps.state.step)?;
-    if let Some(kept) = kept {
-        kept.save(round.round, &steps.optimizer, &parameters, &steps.state)?;
+    if let Some(kept) = kept
+        && let Err(error) = kept.save(round.round, &steps.optimizer, &parameters, &steps.state)
+    {
+        // The round itself is done: the next one begins with other moments, no more.
+        tracing::warn!(%error, "an optimizer's state is not kept");
     }
     let LossSum { tokens, .. } = steps.loss;
     Ok(LocalOutcome::Trained(LocalResult {

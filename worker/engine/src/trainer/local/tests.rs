@@ -180,6 +180,27 @@ fn rounds_with_a_kept_optimizer_are_one_run() {
 }
 
 #[test]
+fn a_kept_optimizer_of_another_adapter_is_as_if_it_were_not_there() {
+    let bench = Bench::new();
+    let (data, kept) = (bench.shard(), bench.path("optimizer"));
+    let place = (0, ADAPTER_WEIGHTS, "one");
+    trained(bench.round(&mut bench.training(), &data, place, Some(&kept)));
+    let other = AdapterConfig {
+        r: 8,
+        ..bench.adapter()
+    };
+    let model = bench.files();
+    let fresh = adapter::fresh(&other, &model.config, 1).unwrap();
+    std::fs::create_dir_all(bench.path("other")).unwrap();
+    adapter::save(&bench.path("other"), &fresh, &other, &model.config).unwrap();
+    let mut training = LocalTraining::load(&model, &other, &bench.config, u64::MAX).unwrap();
+    let weights = "other/adapter_model.safetensors";
+    trained(bench.round(&mut training, &data, (1, weights, "kept"), Some(&kept)));
+    trained(bench.round(&mut training, &data, (1, weights, "reset"), None));
+    assert_eq!(bench.bytes("kept"), bench.bytes("reset"));
+}
+
+#[test]
 fn names_and_types_of_the_weights_file_are_kept() {
     let bench = Bench::new();
     let file = SafetensorsFile::open(&bench.path(ADAPTER_WEIGHTS)).unwrap();
