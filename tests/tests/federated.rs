@@ -149,13 +149,14 @@ async fn a_session_goes_on_after_kills_of_the_platform_and_of_a_worker_in_the_mi
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let _first = yard.worker_at(&folder.path().join("first"));
     let mut second = yard.worker_at(&folder.path().join("second"));
-    let id = yard.session(json!({"local_steps": 60})).await;
+    let id = yard.session(json!({"local_steps": 150})).await;
     yard.trains(id, 2).await;
     yard.platform.crash_and_restart().await;
     yard.admin = yard.platform.admin().await;
-    yard.shown(id, "the second round", |shown| shown["round"] == 2)
-        .await;
-    yard.trains(id, 2).await;
+    yard.shown(id, "the second round under way", |shown| {
+        shown["round"] == 2 && with_status(shown, "training") == 2
+    })
+    .await;
     second.crash_and_restart().await;
     let ended = yard.finished(id).await;
     for worker in ended["workers"].as_array().expect("a list") {

@@ -13,7 +13,7 @@ use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, now};
 use crate::error::{ApiError, ErrorCode};
 use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
-use crate::rounds::state::Event;
+use crate::rounds::state::{Answer, Event};
 use crate::rounds::store::{self, SessionRow, natural};
 use crate::rounds::{Kind, keys};
 use crate::server::AppState;
@@ -167,7 +167,9 @@ pub async fn stop(
         let Some(found) = state.actors.federated.find(id) else {
             return Err(ended(&visible(&state, &user, id).await?));
         };
-        found.rounds.apply(Event::StopAsked).await?;
+        if let Answer::Refused(_) = found.rounds.apply(Event::StopAsked).await? {
+            return Err(ended(&visible(&state, &user, id).await?));
+        }
     }
     Ok(web::Json(shown(&state, id).await?))
 }

@@ -295,7 +295,7 @@ async fn a_result_that_is_not_valid_is_refused_and_only_its_worker_is_heard() {
 async fn a_straggler_is_left_behind_and_gets_the_new_weights_and_its_late_result_is_ignored() {
     let (platform, _models) = platform(QUIET).await;
     let admin = platform.admin().await;
-    let more = json!({"min_workers": 1, "round_timeout_seconds": 0.5});
+    let more = json!({"min_workers": 1, "round_timeout_seconds": 4});
     let id = open(&admin, more).await;
     let mut a = TestWorker::ready(&admin).await;
     let of_a = a.socket.receive("start_federated_training").await;
