@@ -15,6 +15,7 @@
 
 mod adapter;
 mod address;
+mod base_model;
 mod client;
 mod error;
 mod event;

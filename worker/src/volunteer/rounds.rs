@@ -8,9 +8,7 @@ use reqwest::StatusCode;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
 use trainyard_shared::coordinator::{Finished, Mode, Task, TaskReply};
-use trainyard_shared::message::BaseModel;
 
-use super::adapter;
 use super::client::{Client, Submitted, Trouble};
 use super::error::VolunteerError;
 use super::event::{VolunteerEvent, WaitReason};
@@ -22,23 +20,14 @@ use super::training::{self, Governor, Trainee, Work};
 use super::{OwnPart, VolunteerConfig};
 use crate::connection::backoff::Backoff;
 use crate::engine::EngineError;
-use crate::engine::trainer::LogLevel;
-use crate::engine::trainer::local::{LocalOutcome, LocalResult, LocalTraining, Part};
-use crate::engine::weights::{ModelDescription, ModelFiles, SafetensorsFile};
+use crate::engine::trainer::local::{LocalOutcome, LocalResult, Part};
 use crate::files::is_digest;
-use crate::hardware::free_memory_bytes;
 use crate::tasks::StopSignal;
-use crate::tasks::base_model::{FetchProgress, ModelSource};
-use crate::tasks::transfers::{Http, RetryPolicy};
 
 /// So many results in a row that are refused, or that came to nothing, end the volunteer.
 const FAILURES_IN_A_ROW: u32 = 3;
 /// How often is looked whether the owner's limits let it go on.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Fetching the base model is told after so many more bytes of a file.
-const TOLD_BYTES: u64 = 64 << 20;
-/// What a file of weights may take up beyond the values that are trained.
-const WEIGHTS_HEAD_BYTES: u64 = 16 << 20;
 
 /// Volunteers until the coordinator says that training is finished. `tell` is told what happens.
 ///
@@ -79,8 +68,8 @@ pub async fn run(
     volunteer.run().await
 }
 
-struct Volunteer<'a> {
-    config: &'a VolunteerConfig,
+pub(super) struct Volunteer<'a> {
+    pub(super) config: &'a VolunteerConfig,
     client: Client,
     session: Session,
     gate: Arc<Gate>,
@@ -91,10 +80,10 @@ struct Volunteer<'a> {
     /// Between tries while something fails.
     faults: Backoff,
     /// None before it has joined.
-    info: Option<SessionInfo>,
-    model_name: String,
+    pub(super) info: Option<SessionInfo>,
+    pub(super) model_name: String,
     /// None before the first round.
-    trainee: Option<Trainee>,
+    pub(super) trainee: Option<Trainee>,
     /// Whether the coordinator was there before, now or in an earlier run.
     has_had_a_task: bool,
     newest_round: Option<u64>,
@@ -349,108 +338,6 @@ impl Volunteer<'_> {
             .await?
     }
 
-    /// The base model with the session's adapter, whose shape the weights tell where the coordinator does not.
-    async fn trainee(
-        &self,
-        task: &Task,
-        weights: Option<&Path>,
-    ) -> Result<Trainee, VolunteerError> {
-        let not_possible = VolunteerError::NotPossible;
-        let name = &self.model_name;
-        let told = self.info.clone().unwrap_or_default().adapter;
-        let alpha = told.alpha.or(self.config.lora_alpha);
-        let adapter = match weights {
-            None => adapter::told(&told, alpha, name),
-            Some(weights) => {
-                if alpha.is_none() {
-                    self.tell(VolunteerEvent::Log {
-                        level: LogLevel::Warning,
-                        line: "the coordinator does not say the adapter's alpha: twice its rank is taken (--lora-alpha)".to_owned(),
-                    });
-                }
-                adapter::of_weights(&SafetensorsFile::open(weights)?, alpha, name)
-            }
-        };
-        let adapter = adapter.map_err(not_possible)?;
-        let config = training::config_of(task, &adapter).map_err(not_possible)?;
-        self.check_size().await?;
-        let path = self.base_model().await?;
-        let files = ModelFiles::open(&path)?;
-        LocalTraining::check_memory(&files, &adapter, &config, free_memory_bytes())?;
-        Ok(Trainee {
-            files,
-            adapter,
-            local: None,
-        })
-    }
-
-    /// That the base model is not far too large for this machine, before its weights are fetched.
-    async fn check_size(&self) -> Result<(), VolunteerError> {
-        if self.config.model.is_some() && Path::new(&self.model_name).exists() {
-            return Ok(());
-        }
-        let source = self.model_source()?;
-        let found = source.find_description(&self.model_name);
-        let Ok(path) = self.until_stopped(found).await? else {
-            // Whoever looks for the model itself will say why it is not to be had.
-            return Ok(());
-        };
-        let Ok(description) = ModelDescription::open(&path) else {
-            return Ok(());
-        };
-        let (least, free) = (
-            description.config.parameter_count() / 2,
-            free_memory_bytes(),
-        );
-        if least > free {
-            return Err(VolunteerError::NotPossible(format!(
-                "the base model {} takes up more than {} MiB even at 4 bits a weight, and {} MiB are free",
-                self.model_name,
-                least >> 20,
-                free >> 20
-            )));
-        }
-        Ok(())
-    }
-
-    fn model_source(&self) -> Result<ModelSource, VolunteerError> {
-        let http = Http::new(RetryPolicy::default())?;
-        Ok(ModelSource::new(self.config.models.clone(), http))
-    }
-
-    fn base_model_id(&self) -> BaseModel {
-        BaseModel {
-            huggingface_id: self.model_name.clone(),
-            download_urls: Vec::new(),
-        }
-    }
-
-    /// The folder or file of the base model, fetched if need be.
-    async fn base_model(&self) -> Result<PathBuf, VolunteerError> {
-        if self.config.model.is_some() {
-            let path = PathBuf::from(&self.model_name);
-            if path.exists() {
-                return Ok(path);
-            }
-        }
-        let (source, model) = (self.model_source()?, self.base_model_id());
-        let mut told: Option<(String, u64)> = None;
-        let found = source.find(&model, |progress: FetchProgress<'_>| {
-            let next = match &told {
-                Some((file, bytes)) if file == progress.file => bytes + TOLD_BYTES,
-                _ => 0,
-            };
-            if progress.bytes >= next {
-                told = Some((progress.file.to_owned(), progress.bytes));
-                self.tell(VolunteerEvent::Fetching {
-                    file: progress.file.to_owned(),
-                    bytes: progress.bytes,
-                });
-            }
-        });
-        Ok(self.until_stopped(found).await??)
-    }
-
     /// Trains; gives none where the round came to nothing.
     async fn train(
         &mut self,
@@ -506,21 +393,6 @@ impl Volunteer<'_> {
             }
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// More bytes than these are no weights of the session's adapter.
-    fn most_weight_bytes(&self) -> Option<u64> {
-        let trainee = self.trainee.as_ref()?;
-        let targets = trainee.adapter.targets(&trainee.files.config).ok()?;
-        let values = targets.iter().map(|target| {
-            let [outputs, inputs] = trainee.files.config.projection_shape(target.projection);
-            (target.rank * (outputs + inputs)) as u64
-        });
-        let whole = match trainee.adapter.modules_to_save.is_empty() {
-            true => 0,
-            false => trainee.files.config.parameter_count(),
-        };
-        Some(4 * (values.sum::<u64>() + whole) + WEIGHTS_HEAD_BYTES)
     }
 
     /// Waits after what may pass; ends with what does not.
@@ -595,7 +467,10 @@ impl Volunteer<'_> {
         Ok(())
     }
 
-    async fn until_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, VolunteerError> {
+    pub(super) async fn until_stopped<T>(
+        &self,
+        work: impl Future<Output = T>,
+    ) -> Result<T, VolunteerError> {
         tokio::select! {
             done = work => Ok(done),
             _ = self.stop.stopped() => Err(self.stopped()),
@@ -608,7 +483,7 @@ impl Volunteer<'_> {
         }
     }
 
-    fn tell(&self, event: VolunteerEvent) {
+    pub(super) fn tell(&self, event: VolunteerEvent) {
         // Nobody listens any more only where the program ends.
         let _ = self.tell.send(event);
     }
