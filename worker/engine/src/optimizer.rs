@@ -7,7 +7,7 @@ use trainyard_shared::training::TrainingConfig;
 use super::EngineError;
 use super::adapter::{read_tensor, write_tensors};
 use super::device::run;
-use super::model::Parameter;
+use super::model::{Parameter, Parameters};
 use super::ops::adamw::{AdamW, adamw_step};
 use super::ops::gradient_norm::{clip_factor, squared_norm};
 use super::weights::SafetensorsFile;
@@ -51,34 +51,37 @@ impl Optimizer {
 
     /// Clips the gradients and updates the weights. Gives the norm of all gradients before clipping;
     /// where it is not finite, nothing is updated and the step does not count for AdamW.
-    pub fn update(&mut self, parameters: &mut [Parameter<'_>], learning_rate: f64) -> f64 {
+    pub fn update(&mut self, parameters: &mut (impl Parameters + Send), learning_rate: f64) -> f64 {
         // On the engine's threads as a whole, rather than going to them and back for every parameter.
         run(|| self.update_here(parameters, learning_rate))
     }
 
     /// [`Optimizer::update`] on the calling thread and its pool.
-    fn update_here(&mut self, parameters: &mut [Parameter<'_>], learning_rate: f64) -> f64 {
-        let norm = parameters
-            .iter()
-            .map(|parameter| squared_norm(parameter.gradient))
-            .sum::<f64>()
-            .sqrt();
+    fn update_here(&mut self, parameters: &mut impl Parameters, learning_rate: f64) -> f64 {
+        let mut squares = 0.0;
+        parameters.each(|parameter| squares += squared_norm(parameter.gradient));
+        let norm = squares.sqrt();
         if !norm.is_finite() {
             return norm;
         }
         self.settings.step += 1;
         self.settings.learning_rate = learning_rate;
         let clip = clip_factor(norm, self.max_grad_norm) as f32;
-        for (parameter, [m, v]) in parameters.iter_mut().zip(&mut self.moments) {
+        let settings = self.settings;
+        let mut moments = self.moments.iter_mut();
+        parameters.each(|parameter| {
+            let Some([m, v]) = moments.next() else {
+                return;
+            };
             let settings = AdamW {
                 weight_decay: match decays(parameter.name) {
-                    true => self.settings.weight_decay,
+                    true => settings.weight_decay,
                     false => 0.0,
                 },
-                ..self.settings
+                ..settings
             };
             adamw_step(parameter.value, m, v, parameter.gradient, clip, &settings);
-        }
+        });
         norm
     }
 

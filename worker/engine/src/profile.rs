@@ -19,6 +19,8 @@ pub enum Operation {
     Norm,
     /// Linear layers with their pairs' B.
     Linear,
+    /// Biases of linear layers.
+    Bias,
     /// The pairs' A.
     LoraInner,
     /// Rotary embedding, both ways.
@@ -35,6 +37,8 @@ pub enum Operation {
     LinearInputGradient,
     /// Gradients of full weights.
     WeightGradient,
+    /// Gradients of biases.
+    BiasGradient,
     /// Gradients of the pairs.
     LoraGradient,
     /// Gradient of attention.
@@ -52,11 +56,12 @@ pub enum Operation {
 }
 
 /// All kinds.
-const ALL: [Operation; 19] = [
+const ALL: [Operation; 21] = [
     Operation::Packing,
     Operation::Embedding,
     Operation::Norm,
     Operation::Linear,
+    Operation::Bias,
     Operation::LoraInner,
     Operation::Rotary,
     Operation::Attention,
@@ -65,6 +70,7 @@ const ALL: [Operation; 19] = [
     Operation::NormGradient,
     Operation::LinearInputGradient,
     Operation::WeightGradient,
+    Operation::BiasGradient,
     Operation::LoraGradient,
     Operation::AttentionGradient,
     Operation::SwigluGradient,
@@ -82,6 +88,7 @@ impl Operation {
             Operation::Embedding => "embedding",
             Operation::Norm => "norm",
             Operation::Linear => "linear",
+            Operation::Bias => "bias",
             Operation::LoraInner => "lora inner",
             Operation::Rotary => "rotary",
             Operation::Attention => "attention",
@@ -90,6 +97,7 @@ impl Operation {
             Operation::NormGradient => "norm gradient",
             Operation::LinearInputGradient => "linear input gradient",
             Operation::WeightGradient => "weight gradient",
+            Operation::BiasGradient => "bias gradient",
             Operation::LoraGradient => "lora gradient",
             Operation::AttentionGradient => "attention gradient",
             Operation::SwigluGradient => "swiglu gradient",

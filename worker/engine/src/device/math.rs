@@ -1,11 +1,13 @@
 //! Elementary functions on vector registers, of whatever width the machine has.
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
-/// Runs a task with the widest vector instructions that this machine has.
+use super::instructions;
+
+/// Runs a task with the vector instructions that this process [computes with](instructions).
 #[inline]
 pub(crate) fn dispatch<T: WithSimd>(task: T) -> T::Output {
-    Arch::new().dispatch(task)
+    instructions().dispatch(task)
 }
 
 /// e^x, within 2 units in the last place; below -87.3 the smallest normal number, above 88.7 the largest power.
@@ -42,6 +44,34 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let one = simd.splat_f32s(1.0);
     simd.div_f32s(one, simd.add_f32s(one, exp(simd, simd.neg_f32s(x))))
+}
+
+/// The sum of `a * b`, both of one length; several sums side by side, so that additions need not wait for each other.
+#[inline(always)]
+pub(crate) fn dot<S: Simd>(simd: S, a: &[f32], b: &[f32]) -> f32 {
+    let ((a, a_tail), (b, b_tail)) = (S::as_simd_f32s(a), S::as_simd_f32s(b));
+    let (a_runs, a) = a.as_chunks::<4>();
+    let (b_runs, b) = b.as_chunks::<4>();
+    let tail = simd.mul_f32s(
+        simd.partial_load_f32s(a_tail),
+        simd.partial_load_f32s(b_tail),
+    );
+    let mut sums = [
+        tail,
+        simd.splat_f32s(0.0),
+        simd.splat_f32s(0.0),
+        simd.splat_f32s(0.0),
+    ];
+    for (a, b) in a_runs.iter().zip(b_runs) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum = simd.mul_add_f32s(*a, *b, *sum);
+        }
+    }
+    for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+        *sum = simd.mul_add_f32s(*a, *b, *sum);
+    }
+    let [first, second, third, fourth] = sums;
+    simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(first, second), simd.add_f32s(third, fourth)))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::{
     Activations, LANES, PANEL, Shared,
     product::Grid,
     tile::{Term, TileJob, Weights},
+    transpose_block,
 };
 
 /// Blocks of tokens that are summed at once, so that what a task reads of them stays near.
@@ -248,20 +249,6 @@ fn transpose_chunk(
     let features = (chunk * LANES, x.width().min((chunk + 1) * LANES));
     for (block, out) in (first..end).zip(out.chunks_exact_mut(LANES * LANES)) {
         transpose_block(out, &x.block(block)[features.0 * LANES..features.1 * LANES]);
-    }
-}
-
-/// `out[lane][feature] = values[feature][lane]`, features past the last zero; `out` is `LANES * LANES`.
-pub(crate) fn transpose_block(out: &mut [f32], values: &[f32]) {
-    let features = values.len() / LANES;
-    for (lane, out) in out.chunks_exact_mut(LANES).enumerate() {
-        for (feature, value) in out.iter_mut().enumerate() {
-            *value = if feature < features {
-                values[feature * LANES + lane]
-            } else {
-                0.0
-            };
-        }
     }
 }
 

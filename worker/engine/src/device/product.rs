@@ -7,7 +7,8 @@ use super::{
     cache::second_level_cache,
     panels::PANEL,
     tile::{Term, TileJob, Weights},
-    weight::{COLUMNS, Coded, GROUP, with_unpacked},
+    weight::{COLUMNS, Coded, GROUP},
+    with_own_memory,
 };
 
 /// A matrix `[rows, depth]` on the left of a product, as it lies in memory.
@@ -197,7 +198,7 @@ pub(crate) fn multiply(
             Start::From(other) => other.data().as_ptr(),
         };
         let each = rows_unpacked(products, rows_part, task_depth, together);
-        with_unpacked(unpacked_len(products, each, task_depth), |unpacked| {
+        with_own_memory(unpacked_len(products, each, task_depth), |unpacked| {
             let steps = (0..depth).step_by(task_depth);
             let parts = steps.flat_map(|from| {
                 (rows_part.0..rows_part.1)

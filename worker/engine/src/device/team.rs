@@ -3,8 +3,8 @@
 //! A region of a few microseconds is over before a sleeping thread is awake. A team's threads wait for the next
 //! region in a loop instead, for as long as one piece of work lasts, and sleep again after it:
 //!
-//! 1. [`Team::gather`] asks the pool's other threads to serve; those that are busy elsewhere never come, which only
-//!    makes the work slower.
+//! 1. [`Team::gather`] leaves the pool's other threads service to take; those that are busy elsewhere never come, which
+//!    only makes the work slower.
 //! 2. A region publishes its task and how many items there are. Every thread claims one item after the other; a claim
 //!    is a step of the same atomic word that holds the number of items, so that nobody claims from a region that is
 //!    over.
@@ -13,7 +13,6 @@
 use std::{
     any::Any,
     cell::UnsafeCell,
-    mem::ManuallyDrop,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{
         Mutex, PoisonError,
@@ -21,7 +20,7 @@ use std::{
     },
 };
 
-use super::run;
+use super::{Parts, run};
 
 /// Rounds of waiting before a thread lets others have its processor.
 const SPINS: u32 = 4096;
@@ -56,21 +55,20 @@ impl Team {
         run(|| {
             let helpers = rayon::current_num_threads() - 1;
             let team = Team::new(helpers > 0);
-            let main = rayon::current_thread_index();
-            rayon::in_place_scope(|scope| {
-                for _ in 0..helpers {
-                    let team = &team;
-                    scope.spawn(move |_| {
-                        // The thread that waits for the end may come by here itself, and must not wait for itself.
-                        if rayon::current_thread_index() != main {
-                            team.serve();
-                        }
-                    });
-                }
+            let lead = || {
                 let _over = Over(&team);
                 work(&team)
-            })
+            };
+            // Whoever is idle takes the other side; where nobody was, it comes back here when all is over.
+            rayon::join(lead, || team.help(helpers)).0
         })
+    }
+
+    /// Serves on as many threads as come.
+    fn help(&self, helpers: usize) {
+        if helpers > 0 && !self.is_over.load(Ordering::Relaxed) {
+            rayon::join(|| self.serve(), || self.help(helpers - 1));
+        }
     }
 
     /// A team of the calling thread alone.
@@ -90,24 +88,18 @@ impl Team {
         }
     }
 
-    /// Calls `task` with every item, on whichever thread takes it; returns when all are done.
+    /// Calls `task` with every part and its index, on whichever thread takes it; returns when all are done.
     ///
     /// Not to be called from within a task.
-    pub(crate) fn share<T: Send>(&self, items: Vec<T>, task: impl Fn(T) + Sync) {
-        if items.len() < 2 || !self.has_helpers {
-            items.into_iter().for_each(task);
+    pub(crate) fn share<P: Parts>(&self, parts: P, task: impl Fn(usize, P::Part) + Sync) {
+        let count = parts.count();
+        // SAFETY: every index below the count comes once.
+        let each = |index: usize| task(index, unsafe { parts.part(index) });
+        if count < 2 || !self.has_helpers {
+            (0..count).for_each(each);
             return;
         }
-        let mut items = ManuallyDrop::new(items);
-        let (start, len) = (Items(items.as_mut_ptr()), items.len());
-        let take = |index: usize| {
-            // SAFETY: every index below the length is claimed once, so each item is moved out once.
-            task(unsafe { start.take(index) });
-        };
-        self.region(len, &take);
-        // SAFETY: all items have been moved out; only the memory is left to be given back.
-        unsafe { items.set_len(0) };
-        drop(ManuallyDrop::into_inner(items));
+        self.region(count, &each);
         let panic = self
             .panic
             .lock()
@@ -181,22 +173,6 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Items that are moved out one by one.
-#[derive(Clone, Copy)]
-struct Items<T>(*mut T);
-
-// SAFETY: every item goes to one thread, and may.
-unsafe impl<T: Send> Sync for Items<T> {}
-
-impl<T> Items<T> {
-    /// # Safety
-    /// Once for each index.
-    unsafe fn take(&self, index: usize) -> T {
-        // SAFETY: by the caller.
-        unsafe { self.0.add(index).read() }
-    }
-}
-
 /// Waits a moment, and after many of them gives the processor away.
 struct Waiting(u32);
 
@@ -213,17 +189,15 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
-
     use super::*;
+    use crate::device::{Count, rows_mut};
 
     #[test]
     fn every_item_is_done_once_in_each_of_many_regions() {
         Team::gather(|team| {
             for round in 0..2000 {
                 let mut values = vec![0_usize; round % 50];
-                let items: Vec<(usize, &mut usize)> = values.iter_mut().enumerate().collect();
-                team.share(items, |(i, value)| *value += i + round);
+                team.share(rows_mut(&mut values, 1), |i, value| value[0] += i + round);
                 assert!(
                     values
                         .iter()
@@ -235,25 +209,24 @@ mod tests {
     }
 
     #[test]
-    fn items_are_dropped_once() {
-        struct Counted<'a>(&'a AtomicUsize);
-        impl Drop for Counted<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        let drops = AtomicUsize::new(0);
+    fn parts_of_several_slices_come_together() {
+        let (mut doubled, mut sums) = (vec![1, 2, 3, 4, 5, 6], vec![0; 3]);
         for team in [Team::alone(), Team::new(true)] {
-            team.share((0..20).map(|_| Counted(&drops)).collect(), drop);
+            let parts = (rows_mut(&mut doubled, 2), rows_mut(&mut sums, 1));
+            team.share(parts, |_, (pair, sum)| {
+                pair.iter_mut().for_each(|value| *value *= 2);
+                sum[0] += pair.iter().sum::<i32>();
+            });
         }
-        assert_eq!(drops.into_inner(), 40);
+        assert_eq!(doubled, [4, 8, 12, 16, 20, 24]);
+        assert_eq!(sums, [6 + 12, 14 + 28, 22 + 44]);
     }
 
     #[test]
     fn a_panic_in_a_task_reaches_the_caller_and_the_pool_goes_on() {
         let panicked = catch_unwind(|| {
             Team::gather(|team| {
-                team.share((0..8).collect(), |i: usize| assert_ne!(i, 5));
+                team.share(Count(8), |i, ()| assert_ne!(i, 5));
             });
         });
         assert!(panicked.is_err());

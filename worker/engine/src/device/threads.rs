@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::cores::stay_on_core;
 use crate::EngineError;
 
 static THREADS: OnceLock<usize> = OnceLock::new();
@@ -50,6 +51,7 @@ pub fn run<R: Send>(work: impl FnOnce() -> R + Send) -> R {
         ThreadPoolBuilder::new()
             .num_threads(threads())
             .thread_name(|i| format!("engine-{i}"))
+            .start_handler(|i| stay_on_core(i, threads()))
             .build()
             .expect("the system refuses to start threads, without which nothing here can work")
     });

@@ -146,8 +146,9 @@ fn height<S: Simd>(job: &TileJob<'_>, row: usize) -> usize {
     let left = job.rows.1 - row;
     let most = match job.terms.iter().any(is_panel) {
         true => left.min(PANEL - row % PANEL),
-        // Two tiles of 8 rather than one of 12 and one of 4.
-        false if left == 16 => 8,
+        // Two tiles of 8 rather than one of 12 and one of 4; two of 4 rather than one of 6 and two of 1.
+        false if left == 16 && S::REGISTER_COUNT >= 32 => 8,
+        false if left == 8 && S::REGISTER_COUNT < 32 => 4,
         false => left,
     };
     let heights: &[usize] = if S::REGISTER_COUNT >= 32 {

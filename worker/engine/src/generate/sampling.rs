@@ -192,10 +192,22 @@ fn by_weight(a: &(u32, f64), b: &(u32, f64)) -> std::cmp::Ordering {
 
 /// The token with the largest logit, the first of equal ones; one that is no number loses to any other.
 fn likeliest(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, logit) in logits.iter().enumerate() {
-        if *logit > logits[best] || logits[best].is_nan() {
-            best = id;
+    /// Logits that are compared before their places are looked at: the compiler makes vectors of them.
+    const RUN: usize = 64;
+    let (mut best, mut largest) = (0, f32::NEG_INFINITY);
+    for (run, logits) in logits.chunks(RUN).enumerate() {
+        let mut maxima = [f32::NEG_INFINITY; 8];
+        for logits in logits.chunks(maxima.len()) {
+            for (maximum, logit) in maxima.iter_mut().zip(logits) {
+                *maximum = if *logit > *maximum { *logit } else { *maximum };
+            }
+        }
+        if maxima.iter().any(|maximum| *maximum > largest) {
+            for (i, logit) in logits.iter().enumerate() {
+                if *logit > largest {
+                    (best, largest) = (run * RUN + i, *logit);
+                }
+            }
         }
     }
     best as u32

@@ -28,6 +28,6 @@ pub use forward::Masks;
 pub use holding::{Held, Holding};
 pub use llama::Llama;
 pub(crate) use llama::Weight;
-pub use parameter::Parameter;
+pub use parameter::{Parameter, Parameters};
 pub use pass_size::PassSize;
 pub use train::TrainModel;

@@ -1,5 +1,30 @@
 //! A trainable weight with its gradient, as optimizers and checkpoints see it.
 
+/// Trainable weights that an optimizer goes through, always in one order.
+pub trait Parameters {
+    /// Calls `visit` with each of them.
+    fn each(&mut self, visit: impl FnMut(Parameter<'_>));
+}
+
+impl Parameters for Vec<Parameter<'_>> {
+    fn each(&mut self, mut visit: impl FnMut(Parameter<'_>)) {
+        for Parameter {
+            name,
+            shape,
+            value,
+            gradient,
+        } in self
+        {
+            visit(Parameter {
+                name,
+                shape,
+                value,
+                gradient,
+            });
+        }
+    }
+}
+
 /// One trainable weight of a `TrainModel`.
 #[derive(Debug)]
 pub struct Parameter<'a> {

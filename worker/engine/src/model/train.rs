@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Adapter, Batch, Llama, LossSum, Masks, Parameter, TokenScore,
+    Adapter, Batch, Llama, LossSum, Masks, Parameter, Parameters, TokenScore,
     backward::{InputGradient, LayerBackward},
     forward::{Pass, layer_forward},
     llama::Weight,
@@ -88,7 +88,7 @@ impl TrainModel {
 
     /// What is trained, with its gradients, always in the same order.
     pub fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
-        self.trainable.parameters_mut()
+        self.trainable.parameters().collect()
     }
 
     /// How many values are trained.
@@ -250,7 +250,7 @@ impl TrainModel {
                 })?;
             self.trainable.pack_into(model);
         }
-        let ranks = self.trainable.ranks().to_vec();
+        let ranks = self.trainable.ranks().clone();
         let plan = Plan {
             config: self.model.config(),
             tokens: padded_tokens(batch.tokens()),
@@ -263,6 +263,12 @@ impl TrainModel {
         let memory = plan.carve(self.memory.as_mut_slice());
         let (model, trainable) = (&*self.model, &mut self.trainable);
         Ok(run(|| work(model, trainable, plan, memory)))
+    }
+}
+
+impl Parameters for TrainModel {
+    fn each(&mut self, visit: impl FnMut(Parameter<'_>)) {
+        self.trainable.parameters().for_each(visit);
     }
 }
 

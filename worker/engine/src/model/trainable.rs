@@ -1,6 +1,6 @@
 //! What is trained: pairs of an adapter, weights of the model itself, or both; values, gradients and names.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{Adapter, Llama, Masks, ModelConfig, Parameter, Projection, llama::Weight};
 use crate::{
@@ -32,7 +32,7 @@ pub(super) struct Trainable {
     /// Per layer and projection.
     slots: Vec<[Option<Slot>; 7]>,
     /// Rank of each projection's pair in each layer, 0 for none.
-    ranks: Vec<[usize; 7]>,
+    ranks: Arc<[[usize; 7]]>,
     dropout: f32,
     /// Places of the model's own weights that are trained.
     whole: Vec<(Weight, Range<usize>)>,
@@ -59,10 +59,10 @@ impl Values {
         })
     }
 
-    fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
+    fn parameters(&mut self) -> impl Iterator<Item = Parameter<'_>> {
         let mut values = self.values.as_mut_slice();
         let mut gradients = self.gradients.as_mut_slice();
-        let entries = self.entries.iter().map(|entry| Parameter {
+        self.entries.iter().map(move |entry| Parameter {
             name: &entry.name,
             shape: &entry.shape,
             value: values
@@ -71,8 +71,7 @@ impl Values {
             gradient: gradients
                 .split_off_mut(..entry.range.len())
                 .unwrap_or_default(),
-        });
-        entries.collect()
+        })
     }
 }
 
@@ -127,7 +126,7 @@ impl Trainable {
         let mut trainable = Self {
             values: Values::new(entries.0)?,
             slots,
-            ranks,
+            ranks: ranks.into(),
             dropout: adapter.dropout,
             whole,
             changed: false,
@@ -146,9 +145,9 @@ impl Trainable {
     }
 
     /// All values with their gradients; the model has to be packed again before its next pass.
-    pub(super) fn parameters_mut(&mut self) -> Vec<Parameter<'_>> {
+    pub(super) fn parameters(&mut self) -> impl Iterator<Item = Parameter<'_>> {
         self.changed = true;
-        self.values.parameters_mut()
+        self.values.parameters()
     }
 
     pub(super) fn zero_gradients(&mut self) {
@@ -176,7 +175,7 @@ impl Trainable {
     }
 
     /// Rank of each projection's pair in each layer, 0 for none.
-    pub(super) fn ranks(&self) -> &[[usize; 7]] {
+    pub(super) fn ranks(&self) -> &Arc<[[usize; 7]]> {
         &self.ranks
     }
 

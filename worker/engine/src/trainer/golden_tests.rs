@@ -78,10 +78,7 @@ fn compare(
             .forward_backward(&batch, scale, Masks::of(0))
             .unwrap()
             .mean();
-        let norm = optimizer.update(
-            &mut model.parameters_mut(),
-            meta["adamw"]["lr"].as_f64().unwrap(),
-        );
+        let norm = optimizer.update(&mut model, meta["adamw"]["lr"].as_f64().unwrap());
         for (what, found, expected) in [
             ("loss", loss, &expected["loss_before"]),
             ("gradient norm", norm, &expected["grad_norm_before_clip"]),

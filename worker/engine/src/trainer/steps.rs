@@ -165,9 +165,7 @@ impl<'a> Steps<'a> {
         let loss = passes.loss.mean();
         let learning_rate = self.schedule.learning_rate_at(step);
         let grad_norm = match loss.is_finite() {
-            true => self
-                .optimizer
-                .update(&mut self.model.parameters_mut(), learning_rate),
+            true => self.optimizer.update(&mut self.model, learning_rate),
             false => f64::NAN,
         };
         if loss.is_finite() {

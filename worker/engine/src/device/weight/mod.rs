@@ -7,8 +7,6 @@ mod coded;
 mod pack;
 mod unpack;
 
-use std::cell::RefCell;
-
 use super::Panels;
 use crate::{EngineError, gguf::BlockType};
 
@@ -115,21 +113,6 @@ impl From<Panels> for WeightMatrix {
     fn from(panels: Panels) -> Self {
         Self::Panels(panels)
     }
-}
-
-thread_local! {
-    /// What a task's part of a coded weight is unpacked into; as large as the largest part so far.
-    static UNPACKED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Calls `work` with at least `len` values of this thread's own memory, whose contents are whatever they were.
-pub(crate) fn with_unpacked<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
-    UNPACKED.with_borrow_mut(|buffer| {
-        if buffer.len() < len {
-            buffer.resize(len, 0.0);
-        }
-        work(buffer)
-    })
 }
 
 #[cfg(test)]

@@ -14,12 +14,12 @@ use super::{
 };
 use crate::{
     EngineError,
-    device::{Activations, Buffer, LANES, Team, padded_tokens, run},
+    device::{Activations, Buffer, LANES, Team, padded_tokens, rows_mut, run},
     ops::{
-        attention::{AttendOne, attend_one, score_tokens},
+        attention::attend_one,
         bias::bias_rows,
         embedding::embedding_forward,
-        linear::{FewTokens, linear_few_tokens},
+        linear::{FewTokens, Lora, linear_few_tokens},
         rms_norm::{rms_norm_in_place, rms_norm_one},
         rotary::rotary_one,
         swiglu::swiglu_one,
@@ -50,8 +50,8 @@ struct TokenMemory {
     up: Vec<f32>,
     out: Vec<f32>,
     logits: Vec<f32>,
-    /// Attention's scores of each token.
-    scores: Vec<Vec<f32>>,
+    /// Attention's scores of each token's heads.
+    scores: Vec<f32>,
     /// Sines and cosines of each token's position.
     turns: Vec<Vec<(f32, f32)>>,
     scratch: Vec<f32>,
@@ -213,20 +213,23 @@ impl Decoder {
             model.config().query_width(),
             model.config().key_value_width(),
         );
-        let new_tokens = q
-            .chunks_exact_mut(wide)
-            .zip(k.chunks_exact_mut(narrow))
-            .zip(v.chunks_exact(narrow));
-        let joining = next.iter_mut().zip(new_tokens).zip(&*turns).collect();
-        team.share(joining, |(((context, _), ((q, k), v)), turns)| {
-            of.join_context(context, (q, k, v), turns);
+        let new_tokens = (rows_mut(next, 1), rows_mut(q, wide), rows_mut(k, narrow));
+        team.share(new_tokens, |token, (joining, q, k)| {
+            let v = &v[token * narrow..][..narrow];
+            for (context, _) in joining {
+                of.join_context(context, (q, k, v), &turns[token]);
+            }
         });
-        let outputs = q.chunks_exact(wide).zip(o.chunks_exact_mut(wide));
-        let all = next.iter().zip(outputs).zip(scores);
-        let heads = all
-            .flat_map(|(((context, _), (q, o)), scores)| of.attend(context, q, o, scores))
-            .collect();
-        team.share(heads, AttendOne::run);
+        let heads = model.heads();
+        let capacity = next.iter().map(|(context, _)| context.capacity).max();
+        let most = capacity.unwrap_or(LANES);
+        scores.resize(next.len() * heads.queries * most, 0.0);
+        let outputs = (rows_mut(o, heads.dim), rows_mut(scores, most));
+        team.share(outputs, |i, (o, scores)| {
+            let (token, head) = (i / heads.queries, i % heads.queries);
+            let q = &q[i * heads.dim..][..heads.dim];
+            of.attend(&*next[token].0, head, (o, q), scores);
+        });
         linear_few_tokens([of.few(O, out, next)], o, scratch, team);
         of.add_bias(out, O);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
@@ -237,8 +240,9 @@ impl Decoder {
         of.add_bias(gate, Gate);
         of.add_bias(up, Up);
         let width = model.config().intermediate_size;
-        let gated = gate.chunks_mut(width).zip(up.chunks(width)).collect();
-        team.share(gated, |(gate, up)| swiglu_one(gate, up));
+        team.share(rows_mut(gate, width), |token, gate| {
+            swiglu_one(gate, &up[token * width..][..width]);
+        });
         linear_few_tokens([of.few(Down, out, next)], gate, scratch, team);
         of.add_bias(out, Down);
         x.iter_mut().zip(&*out).for_each(|(x, out)| *x += out);
@@ -257,7 +261,7 @@ impl Decoder {
         let head = FewTokens {
             y: logits,
             w: self.model.head(),
-            loras: Vec::new(),
+            lora: |_| None::<Lora<'_>>,
         };
         linear_few_tokens([head], n, scratch, team);
     }
@@ -281,7 +285,6 @@ impl TokenMemory {
         ] {
             rows.resize(tokens * width, 0.0);
         }
-        self.scores.resize_with(tokens, Vec::new);
         self.turns.resize_with(tokens, Vec::new);
     }
 }
@@ -300,12 +303,14 @@ impl LayerOf<'_> {
         projection: Projection,
         y: &'y mut [f32],
         next: &'y [(&mut Context, u32)],
-    ) -> FewTokens<'y> {
-        let lora = |context: &'y Context| context.adapter.pairs.lora(self.layer, projection, None);
+    ) -> FewTokens<'y, impl Fn(usize) -> Option<Lora<'y>> + Sync> {
         FewTokens {
             y,
             w: self.model.projection(self.layer, projection),
-            loras: next.iter().map(|(context, _)| lora(context)).collect(),
+            lora: move |token: usize| {
+                let context: &'y Context = &*next[token].0;
+                context.adapter.pairs.lora(self.layer, projection, None)
+            },
         }
     }
 
@@ -343,15 +348,14 @@ impl LayerOf<'_> {
         write_token(values.as_mut_slice(), context.len, v);
     }
 
-    /// Attention of one sequence's new token, head by head.
-    fn attend<'a>(
+    /// Attention of one head of one sequence's new token.
+    fn attend(
         &self,
-        context: &'a Context,
-        q: &'a [f32],
-        o: &'a mut [f32],
-        scores: &'a mut Vec<f32>,
-    ) -> impl Iterator<Item = AttendOne<'a>> + use<'a> {
-        let heads = self.model.heads();
+        context: &Context,
+        head: usize,
+        (o, q): (&mut [f32], &[f32]),
+        scores: &mut [f32],
+    ) {
         let Cached { keys, values } = &context.layers[self.layer];
         let width = self.model.config().key_value_width();
         let cached = (
@@ -361,8 +365,7 @@ impl LayerOf<'_> {
         let len = context.len + 1;
         let window = self.model.config().window(self.layer).unwrap_or(len);
         let seen = len.saturating_sub(window)..len;
-        scores.resize(heads.queries * score_tokens(&seen), 0.0);
-        attend_one(o, q, cached, seen, heads, scores)
+        attend_one(o, q, cached, seen, (self.model.heads(), head), scores);
     }
 }
 

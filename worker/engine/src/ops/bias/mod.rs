@@ -6,11 +6,15 @@
 
 use rayon::prelude::*;
 
-use crate::device::{Activations, ActivationsMut, LANES};
+use crate::{
+    device::{Activations, ActivationsMut, LANES},
+    profile::{Operation, Timed},
+};
 
 /// Adds `b` `[width]` to every token of `y` `[tokens, width]`, the lanes past the last token included.
 pub fn bias_forward(y: &mut ActivationsMut<'_>, b: &[f32]) {
     assert_eq!(y.width(), b.len(), "one value per feature");
+    let _timed = Timed::begin(Operation::Bias, 0);
     let len = y.width() * LANES;
     y.data().par_chunks_exact_mut(len).for_each(|block| {
         for (lanes, b) in block.chunks_exact_mut(LANES).zip(b) {
@@ -29,6 +33,7 @@ pub fn bias_rows(y: &mut [f32], b: &[f32]) {
 /// Adds the gradient of `b` to `db`; `dy` is zero in the lanes past the last token.
 pub fn bias_backward(db: &mut [f32], dy: Activations<'_>) {
     assert_eq!(dy.width(), db.len(), "one value per feature");
+    let _timed = Timed::begin(Operation::BiasGradient, 0);
     db.par_iter_mut().enumerate().for_each(|(feature, db)| {
         let lanes = |block: usize| &dy.block(block)[feature * LANES..][..LANES];
         *db += (0..dy.blocks())

@@ -15,16 +15,31 @@ use crate::{
 /// Values per partial sum; fixed, so that the result does not depend on the number of threads.
 const PART: usize = 4096;
 
+/// Partial sums that are held at once.
+const PARTS: usize = 256;
+
 /// The sum of squares of one gradient, in f64.
 pub fn squared_norm(gradient: &[f32]) -> f64 {
     let _timed = Timed::begin(Operation::GradientNorm, 0);
-    let parts: Vec<f64> = run(|| {
-        let parts = gradient.par_chunks(PART);
-        parts
-            .map(|part| part.iter().map(|&g| f64::from(g) * f64::from(g)).sum())
-            .collect()
-    });
-    parts.iter().sum()
+    let of_some_parts = |gradient: &[f32]| -> f64 {
+        let mut sums = [0.0; PARTS];
+        sums.par_iter_mut()
+            .zip(gradient.par_chunks(PART))
+            .for_each(|(sum, part)| *sum = sum_of_squares(part));
+        sums.iter().sum()
+    };
+    run(|| gradient.chunks(PARTS * PART).map(of_some_parts).sum())
+}
+
+/// Several sums side by side, of which the compiler makes vectors.
+fn sum_of_squares(part: &[f32]) -> f64 {
+    let mut sums = [0.0; 8];
+    for values in part.chunks(sums.len()) {
+        for (sum, &g) in sums.iter_mut().zip(values) {
+            *sum += f64::from(g) * f64::from(g);
+        }
+    }
+    sums.iter().sum()
 }
 
 /// The factor for all gradients that brings their norm down to `max_norm`; 1 where it already is below, and

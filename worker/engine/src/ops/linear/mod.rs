@@ -18,6 +18,7 @@ use crate::{
         Activations, ActivationsMut, LANES, Team, WeightMatrix,
         outer::{accumulate_outer, outer_scratch},
         product::{Matrix, Product, ProductList, multiply},
+        rows_mut, with_own_memory,
     },
     profile::{Operation, Timed},
 };
@@ -150,43 +151,40 @@ pub(crate) fn full_scratch(blocks: usize, input: usize, output: usize) -> usize 
 }
 
 /// One of the layers that share the inputs of a few tokens.
-pub(crate) struct FewTokens<'a> {
+pub(crate) struct FewTokens<'a, P> {
     /// `[tokens, out]`, row-major.
     pub y: &'a mut [f32],
     /// `[out, in]`.
     pub w: &'a WeightMatrix,
-    /// The layer's pair for each token, without dropout; every token may have another one.
-    pub loras: Vec<Option<Lora<'a>>>,
+    /// The layer's pair for a token, without dropout; every token may have another one.
+    pub lora: P,
 }
 
 /// `y = W x + B (scale * A x)` for several layers and the tokens of `x`, row-major `[tokens, in]`, on a team's threads;
 /// `scratch` is grown as needed.
 ///
 /// Each weight is read once for all tokens, and each token's result is the same bits whatever tokens are beside it.
-pub(crate) fn linear_few_tokens<const N: usize>(
-    layers: [FewTokens<'_>; N],
+pub(crate) fn linear_few_tokens<'l, const N: usize, P>(
+    mut layers: [FewTokens<'_, P>; N],
     x: &[f32],
     scratch: &mut Vec<f32>,
     team: &Team,
-) {
-    let (mut outputs, mut loras) = (Vec::with_capacity(N), Vec::with_capacity(N));
-    for layer in layers {
-        outputs.push((layer.y, layer.w));
-        loras.push(layer.loras);
+) where
+    P: Fn(usize) -> Option<Lora<'l>> + Sync,
+{
+    cpu::products(&mut layers, x, scratch, team);
+    for FewTokens { y, w, lora } in layers {
+        let (rows, columns) = (w.rows(), w.columns());
+        if (0..x.len() / columns).all(|token| lora(token).is_none()) {
+            continue;
+        }
+        team.share(rows_mut(y, rows), |token, y| {
+            if let Some(lora) = lora(token) {
+                let x = &x[token * columns..][..columns];
+                with_own_memory(lora.rank, |u| cpu::add_pair(y, x, lora, u));
+            }
+        });
     }
-    cpu::products(&mut outputs, x, scratch, team);
-    let tasks: Vec<(&mut [f32], &[f32], Lora<'_>)> = outputs
-        .into_iter()
-        .zip(loras)
-        .flat_map(|((y, w), loras)| {
-            let tokens = y
-                .chunks_exact_mut(w.rows())
-                .zip(x.chunks_exact(w.columns()));
-            let pairs = tokens.zip(loras);
-            pairs.filter_map(|((y, x), lora)| Some((y, x, lora?)))
-        })
-        .collect();
-    team.share(tasks, |(y, x, lora)| cpu::add_pair(y, x, lora));
 }
 
 /// `dx = start + sum over branches of W^T dy + A^T du`.

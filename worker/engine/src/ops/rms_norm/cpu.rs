@@ -3,7 +3,10 @@
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
-use crate::device::{Activations, ActivationsMut, LANES, math::dispatch};
+use crate::device::{
+    Activations, ActivationsMut, LANES,
+    math::{dispatch, dot},
+};
 
 pub(super) fn forward(
     y: &mut ActivationsMut<'_>,
@@ -85,6 +88,23 @@ pub(super) fn backward_weight(
                 *dw += sums.iter().sum::<f32>();
             }
         });
+}
+
+/// `1 / sqrt(mean(x^2) + eps)` of one token.
+pub(super) fn inverse_root_one(x: &[f32], eps: f32) -> f32 {
+    let mean = dispatch(SquaredSum(x)) / x.len() as f32;
+    1.0 / (mean + eps).sqrt()
+}
+
+struct SquaredSum<'a>(&'a [f32]);
+
+impl WithSimd for SquaredSum<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> f32 {
+        dot(simd, self.0, self.0)
+    }
 }
 
 /// Features of a norm's weight per task.

@@ -42,7 +42,7 @@ pub fn rms_norm_again(y: &mut ActivationsMut<'_>, rstd: &[f32], x: Activations<'
 
 /// One token: `y`, `x` and `w` `[width]`.
 pub fn rms_norm_one(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
-    let rstd = inverse_root(x, eps);
+    let rstd = cpu::inverse_root_one(x, eps);
     for ((y, x), w) in y.iter_mut().zip(x).zip(w) {
         *y = w * (x * rstd);
     }
@@ -50,15 +50,10 @@ pub fn rms_norm_one(y: &mut [f32], x: &[f32], w: &[f32], eps: f32) {
 
 /// One token in place: `x` and `w` `[width]`.
 pub fn rms_norm_in_place(x: &mut [f32], w: &[f32], eps: f32) {
-    let rstd = inverse_root(x, eps);
+    let rstd = cpu::inverse_root_one(x, eps);
     for (x, w) in x.iter_mut().zip(w) {
         *x = w * (*x * rstd);
     }
-}
-
-fn inverse_root(x: &[f32], eps: f32) -> f32 {
-    let mean = x.iter().map(|x| x * x).sum::<f32>() / x.len() as f32;
-    1.0 / (mean + eps).sqrt()
 }
 
 /// Adds the gradient of `x` to `dx`, which already holds the gradient that came past this layer.

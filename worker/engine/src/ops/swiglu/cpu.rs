@@ -38,6 +38,37 @@ pub(super) fn backward(
         });
 }
 
+pub(super) fn one(gate: &mut [f32], up: &[f32]) {
+    dispatch(One { gate, up });
+}
+
+struct One<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl WithSimd for One<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (gate, gate_tail) = S::as_mut_simd_f32s(self.gate);
+        let (up, up_tail) = S::as_simd_f32s(self.up);
+        for (gate, up) in gate.iter_mut().zip(up) {
+            *gate = gated(simd, *gate, *up);
+        }
+        let gate = simd.partial_load_f32s(gate_tail);
+        let tail = gated(simd, gate, simd.partial_load_f32s(up_tail));
+        simd.partial_store_f32s(gate_tail, tail);
+    }
+}
+
+/// `gate * sigmoid(gate) * up`.
+#[inline(always)]
+fn gated<S: Simd>(simd: S, gate: S::f32s, up: S::f32s) -> S::f32s {
+    simd.mul_f32s(simd.mul_f32s(gate, sigmoid(simd, gate)), up)
+}
+
 struct Forward<'a> {
     h: &'a mut [f32],
     gate: &'a [f32],
@@ -53,8 +84,7 @@ impl WithSimd for Forward<'_> {
         let (gate, _) = S::as_simd_f32s(self.gate);
         let (up, _) = S::as_simd_f32s(self.up);
         for ((h, gate), up) in h.iter_mut().zip(gate).zip(up) {
-            let silu = simd.mul_f32s(*gate, sigmoid(simd, *gate));
-            *h = simd.mul_f32s(silu, *up);
+            *h = gated(simd, *gate, *up);
         }
     }
 }

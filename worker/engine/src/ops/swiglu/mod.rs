@@ -22,9 +22,8 @@ pub fn swiglu_forward(h: &mut ActivationsMut<'_>, gate: Activations<'_>, up: Act
 
 /// One token: `gate` becomes `h`.
 pub fn swiglu_one(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1.0 + (-*gate).exp()) * up;
-    }
+    assert_eq!(gate.len(), up.len(), "one width");
+    cpu::one(gate, up);
 }
 
 /// Replaces `gate` and `up` by their gradients, and the gradient `dh` by `h` itself, which the gradients of the
@@ -71,6 +70,9 @@ mod tests {
             Activations::new(&gb, width),
             Activations::new(&ub, width),
         );
+        let mut one = gate[..width].to_vec();
+        swiglu_one(&mut one, &up[..width]);
+        assert_eq!(one, h.view().to_rows(1), "one token gets the same bits");
         let (mut dgate, mut dup) = (
             ActivationsMut::new(&mut gb, width),
             ActivationsMut::new(&mut ub, width),

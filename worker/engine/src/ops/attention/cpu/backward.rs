@@ -10,13 +10,12 @@ use super::{
 use crate::device::{
     Activations, ActivationsMut, LANES, Shared,
     math::{dispatch, exp},
-    outer::transpose_block,
     tile::{Term, TileJob, Weights},
+    transpose_block, with_own_memory,
 };
-use crate::model::MAX_HEAD_DIM;
 
-/// Widest head, in blocks of features.
-const MAX_CHUNKS: usize = MAX_HEAD_DIM / LANES;
+/// Blocks of queries that go through the keys together, so that sums over queries are long.
+const QUERY_BLOCKS: usize = 2;
 
 /// Gradients of keys and values for every query head, `[head][k or v][chunk of features][token][feature]`.
 #[derive(Clone, Copy)]
@@ -36,7 +35,6 @@ pub(in super::super) fn per_head<'a>(
     scratch: &'a mut [f32],
 ) -> HeadSums<'a> {
     let (tokens, chunks) = (q.blocks() * LANES, heads.dim.div_ceil(LANES));
-    assert!(chunks <= MAX_CHUNKS, "heads of {} features", heads.dim);
     let len = heads.queries * 2 * chunks * tokens * LANES;
     let values = &mut scratch[..len];
     clear_past_the_last_token(dq, values, sequences);
@@ -49,7 +47,7 @@ pub(in super::super) fn per_head<'a>(
         .for_each(|i| {
             let (sequence, head) = (i / heads.queries, i % heads.queries);
             let key_head = heads.key_of(head);
-            dispatch(Backward {
+            let task = Backward {
                 tokens: (sequences.offsets[sequence], sequences.offsets[sequence + 1]),
                 sequences,
                 q: Head::new(q, head, heads.dim),
@@ -63,6 +61,9 @@ pub(in super::super) fn per_head<'a>(
                 sums_tokens: tokens,
                 head,
                 heads,
+            };
+            with_own_memory(QUERY_BLOCKS * Queries::len(heads.dim), |memory| {
+                dispatch(Task { task, memory });
             });
         });
     HeadSums {
@@ -140,49 +141,129 @@ struct Backward<'a> {
     heads: Heads,
 }
 
-impl WithSimd for Backward<'_> {
+/// A task with its thread's memory.
+struct Task<'a> {
+    task: Backward<'a>,
+    /// For as many blocks of queries as go together, [`Queries::len`] each.
+    memory: &'a mut [f32],
+}
+
+impl WithSimd for Task<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let (first, last) = (self.tokens.0 / LANES, (self.tokens.1 - 1) / LANES);
-        self.clear_sums();
-        let (mut p, mut ds) = ([0.0; SCORES], [0.0; SCORES]);
-        let (mut q_rows, mut do_rows) = ([0.0; MAX_CHUNKS * SCORES], [0.0; MAX_CHUNKS * SCORES]);
-        let mut dq = [0.0; MAX_CHUNKS * SCORES];
-        let dq = &mut dq[..self.heads.dim * LANES];
-        for block in first..=last {
-            let (q, d_o) = (self.q.block(block), self.d_o.block(block));
-            rows(&mut q_rows, q);
-            rows(&mut do_rows, d_o);
-            let delta = lane_dots(d_o, self.o.block(block));
-            let starts = self.starts(block);
-            let lse = &self.lse[(block * self.heads.queries + self.head) * LANES..][..LANES];
-            dq.fill(0.0);
-            let first_key = starts.iter().copied().fold(f32::INFINITY, f32::min) as usize;
-            for keys in first_key / LANES..=block {
-                let mask = Mask {
-                    starts: &starts,
-                    queries: block,
-                    keys,
-                };
-                self.k.dot(simd, &mut p, keys, q, self.heads.scale());
-                self.v.dot(simd, &mut ds, keys, d_o, 1.0);
-                probabilities(simd, &mut p, lse);
-                if mask.hides_any() {
-                    mask.apply(simd, &mut p, 0.0);
-                }
-                score_gradients(simd, &mut ds, &p, &delta, self.heads.scale());
-                self.k.add_weighted(simd, dq, keys, &ds);
-                self.add_to_sums(simd, 0, keys, &ds, &q_rows);
-                self.add_to_sums(simd, 1, keys, &p, &do_rows);
-            }
-            self.write_queries(block, dq);
+        let Self { task, memory } = self;
+        let (first, last) = (task.tokens.0 / LANES, (task.tokens.1 - 1) / LANES);
+        task.clear_sums();
+        for block in (first..=last).step_by(QUERY_BLOCKS) {
+            let count = QUERY_BLOCKS.min(last + 1 - block);
+            let mut parts = memory.chunks_exact_mut(Queries::len(task.heads.dim));
+            let mut queries: [Queries<'_>; QUERY_BLOCKS] = std::array::from_fn(|i| {
+                let part = parts.next().unwrap_or_default();
+                Queries::new(&task, block + i.min(count - 1), part)
+            });
+            task.through_keys(simd, &mut queries[..count]);
         }
     }
 }
 
-impl Backward<'_> {
+/// One block of queries on its way through the keys.
+struct Queries<'a> {
+    block: usize,
+    q: &'a [f32],
+    d_o: &'a [f32],
+    /// First token that each lane sees.
+    starts: [f32; LANES],
+    delta: [f32; LANES],
+    lse: &'a [f32],
+    /// Transposed `q` and `d_o`, `[chunk of features][lane][feature]`.
+    q_rows: &'a mut [f32],
+    do_rows: &'a mut [f32],
+    /// `[feature][lane]`.
+    dq: &'a mut [f32],
+    /// `[key][lane]`, as `ds`.
+    p: &'a mut [f32],
+    ds: &'a mut [f32],
+}
+
+impl<'a> Queries<'a> {
+    /// Values of memory that a block needs.
+    fn len(dim: usize) -> usize {
+        2 * dim.next_multiple_of(LANES) * LANES + dim * LANES + 2 * SCORES
+    }
+
+    #[inline(always)]
+    fn new(task: &Backward<'a>, block: usize, memory: &'a mut [f32]) -> Self {
+        let (dim, heads) = (task.heads.dim, task.heads.queries);
+        let (q, d_o) = (task.q.block(block), task.d_o.block(block));
+        let (q_rows, rest) = memory.split_at_mut(dim.next_multiple_of(LANES) * LANES);
+        let (do_rows, rest) = rest.split_at_mut(q_rows.len());
+        let (dq, rest) = rest.split_at_mut(dim * LANES);
+        let (p, ds) = rest.split_at_mut(SCORES);
+        rows(q_rows, q);
+        rows(do_rows, d_o);
+        dq.fill(0.0);
+        Self {
+            block,
+            q,
+            d_o,
+            starts: task.starts(block),
+            delta: lane_dots(d_o, task.o.block(block)),
+            lse: &task.lse[(block * heads + task.head) * LANES..][..LANES],
+            q_rows,
+            do_rows,
+            dq,
+            p,
+            ds,
+        }
+    }
+}
+
+impl<'a> Backward<'a> {
+    /// Some neighbouring blocks of queries, with each block of keys that any of them sees.
+    #[inline(always)]
+    fn through_keys<S: Simd>(&self, simd: S, queries: &mut [Queries<'a>]) {
+        let starts = queries.iter().flat_map(|queries| queries.starts);
+        let first_key = starts.fold(f32::INFINITY, f32::min) as usize / LANES;
+        let (first, last) = (queries[0].block, queries[queries.len() - 1].block);
+        for keys in first_key..=last {
+            let seeing = &mut queries[keys.saturating_sub(first)..];
+            for queries in seeing.iter_mut() {
+                self.scores(simd, queries, keys);
+                self.k.add_weighted(simd, queries.dq, keys, queries.ds);
+            }
+            self.add_to_sums(simd, 0, keys, seeing, |queries| {
+                (&*queries.ds, &*queries.q_rows)
+            });
+            self.add_to_sums(simd, 1, keys, seeing, |queries| {
+                (&*queries.p, &*queries.do_rows)
+            });
+        }
+        for queries in queries {
+            self.write_queries(queries.block, queries.dq);
+        }
+    }
+
+    /// Sets `p` and `ds` of a block of queries and one of keys.
+    #[inline(always)]
+    fn scores<S: Simd>(&self, simd: S, queries: &mut Queries<'_>, keys: usize) {
+        let Queries { p, ds, .. } = queries;
+        let scale = self.heads.scale();
+        self.k.dot(simd, p, keys, queries.q, scale);
+        self.v.dot(simd, ds, keys, queries.d_o, 1.0);
+        probabilities(simd, p, queries.lse);
+        let mask = Mask {
+            starts: &queries.starts,
+            queries: queries.block,
+            keys,
+        };
+        if mask.hides_any() {
+            mask.apply(simd, p, 0.0);
+        }
+        score_gradients(simd, ds, p, &queries.delta, scale);
+    }
+
     /// First token that each lane of a block may see; none for lanes of other sequences.
     #[inline(always)]
     fn starts(&self, block: usize) -> [f32; LANES] {
@@ -223,33 +304,38 @@ impl Backward<'_> {
         }
     }
 
-    /// `sums[key][feature] += sum over lanes of weights[key][lane] * rows[lane][feature]`.
+    /// `sums[key][feature] += sum over queries of weights[key][query] * rows[query][feature]`, with `of` giving weights
+    /// and rows of each block of queries.
     #[inline(always)]
-    fn add_to_sums<S: Simd>(
+    fn add_to_sums<'q, S: Simd>(
         &self,
         simd: S,
         which: usize,
         keys: usize,
-        weights: &[f32; SCORES],
-        rows: &[f32],
+        queries: &'q [Queries<'_>],
+        of: impl Fn(&'q Queries<'_>) -> (&'q [f32], &'q [f32]),
     ) {
         let y = self.sums.pointer(self.sums_at(which, 0) + keys * SCORES);
-        let term = Term {
-            weights: Weights::Strided {
-                start: weights.as_ptr(),
-                row_stride: LANES,
-                step_stride: 1,
-            },
-            depth: LANES,
-            x: rows.as_ptr(),
-            x_block: SCORES,
-        };
+        let mut terms = [Term::EMPTY; QUERY_BLOCKS];
+        for (term, queries) in terms.iter_mut().zip(queries) {
+            let (weights, rows) = of(queries);
+            *term = Term {
+                weights: Weights::Strided {
+                    start: weights.as_ptr(),
+                    row_stride: LANES,
+                    step_stride: 1,
+                },
+                depth: LANES,
+                x: rows.as_ptr(),
+                x_block: SCORES,
+            };
+        }
         let job = TileJob {
             y,
             y_row: LANES,
             y_block: self.sums_tokens * LANES,
             start: y,
-            terms: &[term],
+            terms: &terms[..queries.len()],
             scale: 1.0,
             rows: self.lanes(keys),
             blocks: (0, self.heads.dim.div_ceil(LANES)),

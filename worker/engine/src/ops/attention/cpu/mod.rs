@@ -5,7 +5,7 @@ mod decode;
 mod forward;
 
 pub(super) use backward::{per_head, sum_groups};
-pub(crate) use decode::{AttendOne, attend_one, score_tokens};
+pub(crate) use decode::attend_one;
 pub(super) use forward::forward;
 
 use pulp::Simd;

@@ -6,11 +6,18 @@
 //! All sums of a row and a token are taken in the order of the columns, whatever tokens are beside it.
 
 #[cfg(target_arch = "x86_64")]
+use pulp::Arch;
+use pulp::{Simd, WithSimd};
+
+#[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
 use super::lanes::{Lanes, Portable};
+#[cfg(target_arch = "x86_64")]
+use crate::device::instructions;
 use crate::{
     device::{
         Shared,
+        math::dispatch,
         tile::prefetch,
         weight::{COLUMNS, Chunk, Coded, GROUP},
     },
@@ -22,18 +29,61 @@ const TOKENS: usize = 16;
 
 /// Appends the sum of `x` `[tokens, columns]` over the columns of each chunk, `[tokens, chunks]`.
 pub(super) fn extend_sums(sums: &mut Vec<f32>, x: &[f32], columns: usize) {
-    for x in x.chunks_exact(columns) {
-        sums.extend(x.chunks(COLUMNS).map(|x| x.iter().sum::<f32>()));
+    let start = sums.len();
+    let chunks = columns.div_ceil(COLUMNS);
+    sums.resize(start + x.len() / columns * chunks, 0.0);
+    let rows = x.chunks_exact(columns);
+    for (x, sums) in rows.zip(sums[start..].chunks_exact_mut(chunks)) {
+        dispatch(ChunkSums { x, sums });
     }
 }
 
-/// A group's rows of one product.
+/// The sums of one token's chunks.
+struct ChunkSums<'a> {
+    x: &'a [f32],
+    sums: &'a mut [f32],
+}
+
+impl WithSimd for ChunkSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let (chunks, rest) = self.x.as_chunks::<COLUMNS>();
+        let (sums, last) = self.sums.split_at_mut(chunks.len());
+        for (x, sum) in chunks.iter().zip(sums) {
+            let (x, _) = S::as_simd_f32s(x);
+            let total = x
+                .iter()
+                .fold(simd.splat_f32s(0.0), |total, x| simd.add_f32s(total, *x));
+            *sum = simd.reduce_sum_f32s(total);
+        }
+        last.iter_mut().for_each(|sum| *sum = rest.iter().sum());
+    }
+}
+
+/// Bytes of a task's groups at least: what a task asks for ahead at its end another one reads, so there are few ends.
+const TASK_BYTES: usize = 48 * 1024;
+
+/// Groups per task.
+fn groups_per_task(weight: &Coded) -> usize {
+    let group_bytes = weight.bytes() / weight.groups();
+    TASK_BYTES.div_ceil(group_bytes)
+}
+
+/// How many tasks a weight makes.
+pub(super) fn tasks(weight: &Coded) -> usize {
+    weight.groups().div_ceil(groups_per_task(weight))
+}
+
+/// Some groups' rows of one product.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     /// `[tokens, rows]`.
     pub y: Shared<'a>,
     pub weight: &'a Coded,
-    pub group: usize,
+    /// Which of the weight's tasks.
+    pub task: usize,
     /// `[tokens, columns]`.
     pub x: &'a [f32],
     /// `x` summed over the columns of each chunk, from [`extend_sums`].
@@ -41,39 +91,45 @@ pub(super) struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Sets the rows with the widest vectors that the machine has.
+    /// Sets the rows with the vectors that this process computes with.
     pub(super) fn run(self) {
         #[cfg(target_arch = "x86_64")]
-        {
-            if is_x86_feature_detected!("avx512f") {
-                // SAFETY: the instructions are there.
-                return unsafe { with_avx512(self) };
-            }
-            if is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c")
-            {
-                // SAFETY: the instructions are there.
-                return unsafe { with_avx2(self) };
-            }
+        match instructions() {
+            // SAFETY: the instructions are there.
+            Arch::V4(_) => return unsafe { with_avx512(self) },
+            // SAFETY: as above.
+            Arch::V3(_) if is_x86_feature_detected!("f16c") => return unsafe { with_avx2(self) },
+            _ => {}
         }
         // SAFETY: plain loops need nothing.
         unsafe { self.all_tokens::<Portable, 6, 2, 1>() };
     }
 
-    /// Goes through the group once for up to [`TOKENS`] tokens; each figure is how many vectors of rows are kept in
-    /// registers with 1, 4 and 8 tokens.
+    /// Each figure is how many vectors of rows are kept in registers with 1, 4 and 8 tokens.
     #[inline(always)]
     unsafe fn all_tokens<L: Lanes, const V1: usize, const V4: usize, const V8: usize>(self) {
+        let each = groups_per_task(self.weight);
+        for group in (self.task * each..self.weight.groups()).take(each) {
+            // SAFETY: by the caller.
+            unsafe { self.group::<L, V1, V4, V8>(group) };
+        }
+    }
+
+    /// Goes through a group once for up to [`TOKENS`] tokens.
+    #[inline(always)]
+    unsafe fn group<L: Lanes, const V1: usize, const V4: usize, const V8: usize>(
+        &self,
+        group: usize,
+    ) {
         let (rows, columns) = (self.weight.rows(), self.weight.columns());
         let chunks = self.weight.chunks();
-        let first = self.group * GROUP;
+        let first = group * GROUP;
         let inputs = self.x.chunks(TOKENS * columns);
         for (batch, (x, sums)) in inputs.zip(self.sums.chunks(TOKENS * chunks)).enumerate() {
             let count = x.len() / columns;
             let mut totals = [[0.0; GROUP]; TOKENS];
             for index in 0..chunks {
-                let chunk = self.weight.chunk(self.group, index);
+                let chunk = self.weight.chunk(group, index);
                 prefetch_behind(chunk);
                 let mut token = 0;
                 while token < count {
@@ -334,11 +390,11 @@ mod tests {
         let mut sums = Vec::new();
         extend_sums(&mut sums, x, weight.columns());
         let shared = Shared::new(&mut y);
-        for group in 0..weight.groups() {
+        for task in 0..tasks(weight) {
             rows(Rows {
                 y: shared,
                 weight,
-                group,
+                task,
                 x,
                 sums: &sums,
             });
