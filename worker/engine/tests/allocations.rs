@@ -50,7 +50,9 @@ fn a_warm_step_of_training_or_generation_allocates_nothing() {
         let mut optimizer = Optimizer::new(&config, &training.parameters_mut());
         let mut step = || {
             training.zero_gradients();
-            training.forward_backward(&batch, 0.01, Masks::of(1)).unwrap();
+            training
+                .forward_backward(&batch, 0.01, Masks::of(1))
+                .unwrap();
             optimizer.update(&mut training, 1e-4);
         };
         // On the engine's threads throughout: its queue takes a small block for every 63 calls from outside.
