@@ -7,6 +7,7 @@ pub mod hardware;
 mod http_proxy;
 mod logging;
 pub mod platform_files;
+pub mod privacy;
 mod run;
 mod state_dir;
 pub mod tasks;

@@ -5,6 +5,7 @@
 //! 2. `GET /gorev`: a task; or "wait", and it is asked again later; or the end.
 //! 3. A result of this task that an earlier run kept is delivered; else weights and shard are fetched, checked by their
 //!    digests (others than the task's: back to 2), and trained on.
+//!    Where its owner asks for differential privacy, the result is clipped and blurred at once.
 //! 4. The result is kept in the state folder before it is sent, and until the coordinator has it or wants it no more.
 //!
 //! Whatever fails and may pass is tried again, ever later. Only what a person must put right ends the volunteer: a refused
@@ -29,6 +30,7 @@ mod training;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::Secret;
 
 use crate::config::ModelSettings;
@@ -58,6 +60,8 @@ pub struct VolunteerConfig {
     pub lora_alpha: Option<f64>,
     /// Go on with AdamW's moments from round to round, rather than from zero.
     pub keep_optimizer: bool,
+    /// What is done to results before they are sent; nothing where there is none.
+    pub mechanism: Option<GaussianMechanism>,
     /// What the machine's owner allows.
     pub limits: Limits,
     /// Folder of the worker's state.

@@ -66,6 +66,16 @@ impl<'a> Combination<'a> {
         }
     }
 
+    /// About how many bytes a piece is combined in.
+    pub fn workspace_bytes(&self) -> usize {
+        let rows = match self.kind {
+            Kind::Mean { .. } | Kind::Choice(_) => 0,
+            Kind::TrimmedMean { .. } => self.kept.len(),
+        };
+        // Values before and after, velocity, sums in f64 and halves, and all rows where they are needed at once.
+        self.piece_values() * (22 + 4 * rows)
+    }
+
     /// Whose result is taken as it is.
     pub fn chosen(&self) -> Option<&Participant<'a>> {
         match self.kind {
@@ -134,8 +144,10 @@ fn nearest_to_neighbours(
 ) -> Result<usize, AggregationError> {
     let count = kept.len();
     let mut squared = vec![0.0; krum::pairs(count)];
+    let values = piece_of_rows(count);
     sweep(
-        &Piece::all(global.layout(), piece_of_rows(count)),
+        &Piece::all(global.layout(), values),
+        4 * count * values + 8 * krum::pairs(count),
         |found: &mut Distances, piece| {
             found.halves.resize(piece.values, 0);
             read_rows(kept, piece, &mut found.rows, &mut found.halves)?;

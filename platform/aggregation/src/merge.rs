@@ -244,6 +244,7 @@ impl<'a> Merging<'a> {
         let mut squared_change = 0.0;
         sweep(
             &pieces,
+            combination.workspace_bytes(),
             |workspace: &mut Workspace, piece| self.compute(&combination, piece, workspace),
             |workspace| {
                 squared_change += workspace.squared_change;

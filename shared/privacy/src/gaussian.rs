@@ -44,6 +44,11 @@ impl GaussianMechanism {
         }
     }
 
+    /// The noise's standard deviation in multiples of the norm that is clipped to.
+    pub fn noise_multiplier(&self) -> f64 {
+        self.noise_multiplier
+    }
+
     /// Standard deviation of the noise on every value.
     pub fn standard_deviation(&self) -> f64 {
         self.noise_multiplier * self.clip_norm

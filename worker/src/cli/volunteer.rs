@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use tokio::sync::mpsc::unbounded_channel;
+use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::Secret;
 
 use super::error::CliError;
@@ -55,6 +56,12 @@ pub struct Options {
     /// Go on with the optimizer's moments from round to round, rather than from zero
     #[arg(long)]
     keep_optimizer: bool,
+    /// Differential privacy: scale the change of every round down to this L2 norm and add noise before it is sent
+    #[arg(long, value_name = "NORM", requires = "noise_multiplier")]
+    clip_norm: Option<f64>,
+    /// Differential privacy: standard deviation of that noise, in multiples of --clip-norm
+    #[arg(long, value_name = "FACTOR", requires = "clip_norm")]
+    noise_multiplier: Option<f64>,
     /// Train within these hours only, as 22-6 or 22:30-6:15,12-13 (this machine's time)
     #[arg(long, value_name = "HOURS")]
     hours: Option<Hours>,
@@ -154,6 +161,12 @@ impl Options {
                 false => OwnPart::Whole,
             },
         });
+        let mechanism = self
+            .clip_norm
+            .zip(self.noise_multiplier)
+            .map(|(clip_norm, multiplier)| GaussianMechanism::new(clip_norm, multiplier))
+            .transpose()
+            .map_err(|error| CliError::Input(error.to_string()))?;
         Ok(VolunteerConfig {
             coordinator: self.koordinator.ok_or_else(missing)?,
             name: self.isci.ok_or_else(missing)?,
@@ -162,6 +175,7 @@ impl Options {
             model: self.model,
             lora_alpha: self.lora_alpha,
             keep_optimizer: self.keep_optimizer,
+            mechanism,
             limits: Limits {
                 hours: self.hours,
                 cpu_share: self.cpu_share,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use reqwest::StatusCode;
 use serde_json::Value;
 use tokio::sync::mpsc::UnboundedSender;
+use trainyard_privacy::epsilon;
 use trainyard_shared::coordinator::{Finished, Mode, Task, TaskReply};
 
 use super::client::{Client, Submitted, Trouble};
@@ -26,6 +27,8 @@ use crate::tasks::StopSignal;
 
 /// So many results in a row that are refused, or that came to nothing, end the volunteer.
 const FAILURES_IN_A_ROW: u32 = 3;
+/// The delta that epsilon is told for.
+const DELTA: f64 = 1e-5;
 /// How often is looked whether the owner's limits let it go on.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -63,6 +66,7 @@ pub async fn run(
         spent: None,
         has_loaded: false,
         failures: 0,
+        results: None,
     };
     volunteer.has_had_a_task = volunteer.session.was_used();
     volunteer.run().await
@@ -93,6 +97,8 @@ pub(super) struct Volunteer<'a> {
     has_loaded: bool,
     /// Rounds in a row that came to nothing.
     failures: u32,
+    /// Results that may have been sent so far.
+    results: Option<u64>,
 }
 
 impl Volunteer<'_> {
@@ -238,6 +244,7 @@ impl Volunteer<'_> {
         };
         self.session.keep(&kept)?;
         self.faults.reset();
+        self.tell_epsilon(kept.round);
         self.tell(VolunteerEvent::Trained {
             round: kept.round,
             loss: result.loss,
@@ -245,6 +252,22 @@ impl Volunteer<'_> {
             sha256: kept.sha256.clone(),
         });
         self.deliver(&kept).await
+    }
+
+    /// Says what the results together tell of the data. Earlier runs may have sent one in every round before.
+    fn tell_epsilon(&mut self, round: u64) {
+        let Some(mechanism) = &self.config.mechanism else {
+            return;
+        };
+        let results = *self.results.get_or_insert(round) + 1;
+        self.results = Some(results);
+        let epsilon = epsilon(mechanism.noise_multiplier(), results, DELTA);
+        self.tell(VolunteerEvent::Log {
+            level: LogLevel::Info,
+            line: format!(
+                "differential privacy: epsilon is at most {epsilon:.2} after this result, for a delta of {DELTA}"
+            ),
+        });
     }
 
     /// Sends a result once; what may pass brings it back at the next answer with the same task.
@@ -363,6 +386,7 @@ impl Volunteer<'_> {
             part,
             output: self.session.result(),
             optimizer: self.config.keep_optimizer.then(|| self.session.optimizer()),
+            mechanism: self.config.mechanism,
         };
         let (gate, stop, tell) = (self.gate.clone(), self.stop.clone(), self.tell.clone());
         let (trainee, outcome) = blocking(move || {

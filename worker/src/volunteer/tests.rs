@@ -13,7 +13,7 @@ use trainyard_shared::training::{TargetModules, TrainingConfig};
 use super::*;
 use crate::engine::adapter::{self, ADAPTER_WEIGHTS, AdapterConfig};
 use crate::engine::data::{Packing, SHARD_FORMAT};
-use crate::engine::weights::ModelFiles;
+use crate::engine::weights::{ModelFiles, SafetensorsFile};
 use crate::tasks::transfers::test_server::{Reply, Request, TestServer};
 use crate::tasks::{StopReason, StopSignal};
 
@@ -98,6 +98,7 @@ impl Bench {
             model: None,
             lora_alpha: None,
             keep_optimizer: false,
+            mechanism: None,
             limits: Limits {
                 hours: None,
                 cpu_share: CpuShare::ALL,
@@ -262,6 +263,30 @@ async fn a_volunteer_trains_round_after_round_until_the_end() {
         assert_eq!(result.body.len(), before.len());
         assert_ne!(result.body, before);
     }
+}
+
+#[actix_rt::test]
+async fn a_volunteer_that_wants_privacy_sends_little_but_noise_and_says_what_that_gives_away() {
+    let bench = Bench::new();
+    let session = Session::of(&bench, 1, Box::new(|_| None));
+    let server = serve(&session).await;
+    let config = VolunteerConfig {
+        mechanism: Some(GaussianMechanism::new(1e-3, 2.0).unwrap()),
+        ..bench.config(&server.url("/c/a"))
+    };
+    let (result, events) = volunteer(&config).await;
+    result.unwrap();
+    let is_told = |event: &VolunteerEvent| matches!(event, VolunteerEvent::Log { line, .. } if line.contains("epsilon is at most 2.17"));
+    assert!(events.iter().any(is_told), "{events:?}");
+    fs::write(bench.path("sent"), &session.lock().unwrap().weights).unwrap();
+    let [sent, before] = ["sent", ADAPTER_WEIGHTS].map(|name| {
+        let file = SafetensorsFile::open(&bench.path(name)).unwrap();
+        let values = file.names().flat_map(|name| file.tensor(name).unwrap());
+        values.map(f64::from).collect::<Vec<f64>>()
+    });
+    let squares = sent.iter().zip(&before).map(|(x, y)| (x - y).powi(2));
+    let deviation = (squares.sum::<f64>() / sent.len() as f64).sqrt();
+    assert!((deviation / 2e-3 - 1.0).abs() < 0.1, "{deviation}");
 }
 
 #[actix_rt::test]

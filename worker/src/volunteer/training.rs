@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::coordinator::{Mode, Task};
 use trainyard_shared::training::{ScheduleKind, TrainingConfig};
 
@@ -16,6 +17,7 @@ use crate::engine::trainer::TrainingEvent;
 use crate::engine::trainer::local::{LocalData, LocalOutcome, LocalRound, LocalTraining, Part};
 use crate::engine::weights::{ModelFiles, SafetensorsFile};
 use crate::hardware::free_memory_bytes;
+use crate::privacy::protect;
 use crate::tasks::StopSignal;
 
 /// A round in which nothing may be done for longer is given up: by then it has gone on without this volunteer.
@@ -49,6 +51,7 @@ pub(super) struct Work {
     pub(super) part: Option<Part>,
     pub(super) output: PathBuf,
     pub(super) optimizer: Option<PathBuf>,
+    pub(super) mechanism: Option<GaussianMechanism>,
 }
 
 /// The training config of a task.
@@ -97,8 +100,22 @@ pub(super) fn config_of(task: &Task, adapter: &AdapterConfig) -> Result<Training
     })
 }
 
-/// Trains, and gives the base model back with what the round came to.
+/// Trains, and blurs the result where that is asked for.
 pub(super) fn train(
+    trainee: &mut Trainee,
+    work: &Work,
+    gate: &Arc<Gate>,
+    stop: &StopSignal,
+    tell: &dyn Fn(VolunteerEvent),
+) -> Result<LocalOutcome, EngineError> {
+    let mut outcome = trained(trainee, work, gate, stop, tell)?;
+    if let (LocalOutcome::Trained(result), Some(mechanism)) = (&mut outcome, &work.mechanism) {
+        result.file = protect(&work.output, &work.weights, mechanism)?;
+    }
+    Ok(outcome)
+}
+
+fn trained(
     trainee: &mut Trainee,
     work: &Work,
     gate: &Arc<Gate>,
