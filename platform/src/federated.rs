@@ -6,6 +6,7 @@ pub mod directory;
 mod inbox;
 mod making;
 mod orders;
+mod privacy;
 mod request;
 pub mod routes;
 mod settings;

@@ -81,7 +81,8 @@ pub use ping::{Ping, Pong};
 pub use start_evaluation::{StartEvaluation, StartEvaluationData, StopEvaluation};
 pub use start_export::{StartExport, StartExportData, StopExport};
 pub use start_federated_training::{
-    Shard, StartFederatedTraining, StartFederatedTrainingData, StopFederatedTraining,
+    DifferentialPrivacy, Privacy, Shard, StartFederatedTraining, StartFederatedTrainingData,
+    StopFederatedTraining,
 };
 pub use start_inference::{StartInference, StartInferenceData, StopInference};
 pub use start_training::{ResumePoint, StartTraining, StartTrainingData};

@@ -82,6 +82,12 @@ pub struct Start {
     /// Only these workers may take part, with commas: the numbers that `workers list` shows.
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     workers: Vec<u64>,
+    /// Differential privacy: workers scale their change down to this L2 norm and add noise before they send it.
+    #[arg(long, value_name = "NORM", requires = "noise_multiplier")]
+    clip_norm: Option<f64>,
+    /// Differential privacy: standard deviation of that noise, in multiples of --clip-norm.
+    #[arg(long, value_name = "FACTOR", requires = "clip_norm")]
+    noise_multiplier: Option<f64>,
     /// Let the optimizer begin anew in every round.
     #[arg(long)]
     reset_optimizer: bool,
@@ -182,7 +188,12 @@ fn request(options: &Start) -> Result<Value, CliError> {
         several => body["dataset_ids"] = json!(several),
     }
     let workers = (!options.workers.is_empty()).then(|| json!(options.workers));
+    let privacy = options.clip_norm.zip(options.noise_multiplier);
+    let privacy = privacy.map(|(clip_norm, noise_multiplier)| {
+        json!({"differential_privacy": {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier}})
+    });
     let optional = [
+        ("privacy", privacy),
         ("shards", options.shards.map(Value::from)),
         ("min_workers", options.min_workers.map(Value::from)),
         ("max_workers", options.max_workers.map(Value::from)),
@@ -295,6 +306,10 @@ fn in_words(session: &Value) -> String {
         ("waits because", cell(session, "/waiting_because")),
         ("error", cell(session, "/error")),
         ("model", cell(session, "/model")),
+        (
+            "epsilon so far",
+            figure(session, "/privacy/differential_privacy/epsilon"),
+        ),
         ("base model", cell(session, "/base_model")),
         (
             "round",

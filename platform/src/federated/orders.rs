@@ -100,6 +100,7 @@ impl<'a> Orders<'a> {
                 },
                 upload: self.upload(worker),
                 deadline: self.deadline.clone(),
+                privacy: settings.privacy.clone(),
             },
         };
         Ok(ToWorker::StartFederatedTraining(start).encode().into())

@@ -7,6 +7,7 @@ use trainyard_shared::ids::{DatasetId, UserId, WorkerId};
 use trainyard_shared::training::TrainingConfig;
 use utoipa::ToSchema;
 
+use super::privacy::PrivacyRequest;
 use super::settings::Settings;
 use crate::error::{ApiError, FieldProblem};
 use crate::jobs::routes::{BaseModelRequest, problem_of_name};
@@ -73,6 +74,8 @@ pub struct SessionRequest {
     worker_ids: Option<Vec<WorkerId>>,
     /// Seed of the first adapter; `config.seed` when absent.
     seed: Option<u64>,
+    /// How results are kept private; not at all when absent.
+    privacy: Option<PrivacyRequest>,
 }
 
 /// A session that can be made, as far as the request alone tells.
@@ -158,6 +161,10 @@ impl SessionRequest {
             deadline_deviations,
             worker_ids: self.worker_ids,
             seed: 0,
+            privacy: self.privacy.and_then(|asked| {
+                let checked = asked.check();
+                checked.map_err(|found| problems.0.extend(found)).ok()
+            }),
         };
         match settings.parsed_config() {
             Ok(config) => settings.seed = self.seed.unwrap_or(config.training.seed),
@@ -358,6 +365,18 @@ mod tests {
                 "base_model.huggingface_id",
             ),
             (json!({"name": ""}), "name"),
+            (
+                json!({"privacy": {"differential_privacy": {"clip_norm": 0, "noise_multiplier": 1}}}),
+                "privacy.differential_privacy.clip_norm",
+            ),
+            (
+                json!({"privacy": {"differential_privacy": {"clip_norm": 1, "noise_multiplier": -1}}}),
+                "privacy.differential_privacy.noise_multiplier",
+            ),
+            (
+                json!({"privacy": {"differential_privacy": {"clip_norm": 1, "noise_multiplier": 1, "delta": 1}}}),
+                "privacy.differential_privacy.delta",
+            ),
         ] {
             let fields = check(more.clone()).unwrap_err();
             assert!(fields.contains(&field.to_owned()), "{more}: {fields:?}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use trainyard_shared::ids::{DatasetId, WorkerId};
+use trainyard_shared::message::Privacy;
 use trainyard_shared::training::{FieldProblem, LocalConfig};
 
 use super::state;
@@ -37,6 +38,9 @@ pub struct Settings {
     pub worker_ids: Option<Vec<WorkerId>>,
     /// Seed of the first adapter.
     pub seed: u64,
+    /// What workers do to their results before they send them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<Privacy>,
 }
 
 impl Settings {
@@ -110,6 +114,7 @@ mod tests {
             deadline_deviations: 4.0,
             worker_ids: None,
             seed: 1,
+            privacy: None,
         }
     }
 

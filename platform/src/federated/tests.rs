@@ -252,6 +252,40 @@ async fn what_does_not_fit_is_named_and_others_sessions_are_not_seen() {
 }
 
 #[actix_web::test]
+async fn a_private_session_tells_its_workers_how_and_shows_what_was_given_away() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let mechanism = json!({"clip_norm": 0.5, "noise_multiplier": 1.0});
+    let id = open(
+        &admin,
+        json!({"privacy": {"differential_privacy": mechanism}}),
+    )
+    .await;
+    let [(mut a, of_a), _b] = two(&admin).await;
+    let told = json!({"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-5});
+    assert_eq!(of_a["data"]["privacy"]["differential_privacy"], told);
+    let weights = fetch(&platform, &of_a["data"]["global_weights"]["download_url"]).await;
+    a.delivers(&platform, &of_a, &shifted(&weights, 1.0)).await;
+    let session = shown(&admin, id, |shown| shown["updates"] == 1).await;
+    let worker = session["workers"].as_array().unwrap();
+    let worker = worker
+        .iter()
+        .find(|worker| worker["accepted"] == 1)
+        .unwrap();
+    let privacy = &session["privacy"]["differential_privacy"];
+    for epsilon in [&privacy["epsilon"], &worker["epsilon"]] {
+        assert!(
+            (epsilon.as_f64().unwrap() - 4.7285).abs() < 1e-3,
+            "{session}"
+        );
+    }
+    assert!(privacy["epsilon_at_end"].as_f64() > privacy["epsilon"].as_f64());
+    let open_to_all = open(&admin, json!({})).await;
+    let open_to_all = shown(&admin, open_to_all, |_| true).await;
+    assert_eq!(open_to_all["privacy"], Value::Null);
+}
+
+#[actix_web::test]
 async fn a_result_that_is_not_valid_is_refused_and_only_its_worker_is_heard() {
     let (platform, _models) = platform(QUIET).await;
     let admin = platform.admin().await;

@@ -9,6 +9,7 @@ use trainyard_shared::ids::{DatasetId, FederatedSessionId, WorkerId};
 use utoipa::ToSchema;
 
 use super::directory::UnderWay;
+use super::privacy::PrivacyView;
 use super::settings::Settings;
 use super::state::{Doing, Session};
 use super::store::worker;
@@ -60,6 +61,8 @@ pub struct SessionView {
     outer_momentum: f64,
     max_delta_norm: Option<f64>,
     seed: u64,
+    /// How results are kept private; null where they are not.
+    privacy: Option<PrivacyView>,
     /// The workers that take part, or did; only where one session is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     workers: Option<Vec<WorkerView>>,
@@ -85,6 +88,8 @@ pub struct WorkerView {
     eliminated: u64,
     /// Results that came too late.
     late: u64,
+    /// What all its results together tell of its data, for the session's `delta`; null without differential privacy.
+    epsilon: Option<f64>,
 }
 
 /// A round of a session.
@@ -198,6 +203,9 @@ impl SessionView {
             outer_momentum: row.outer_momentum,
             max_delta_norm: row.max_delta_norm,
             seed: settings.seed,
+            privacy: settings
+                .privacy
+                .map(|privacy| PrivacyView::of(&privacy, (round + 1).min(total), total)),
             workers: None,
             created_at: shown_time(row.created_at),
             ended_at: row.ended_at.map(shown_time),
@@ -208,7 +216,7 @@ impl SessionView {
     pub fn with_workers(self, rows: Vec<ParticipantRow>, standing: Option<&Standing>) -> Self {
         let workers = rows
             .into_iter()
-            .filter_map(|row| WorkerView::of(&row, standing));
+            .filter_map(|row| WorkerView::of(&row, standing, self.privacy.as_ref()));
         let by_id: BTreeMap<_, _> = workers.map(|view| (view.worker_id, view)).collect();
         Self {
             workers: Some(by_id.into_values().collect()),
@@ -223,7 +231,11 @@ pub fn model_name(id: FederatedSessionId) -> String {
 }
 
 impl WorkerView {
-    fn of(row: &ParticipantRow, standing: Option<&Standing>) -> Option<Self> {
+    fn of(
+        row: &ParticipantRow,
+        standing: Option<&Standing>,
+        privacy: Option<&PrivacyView>,
+    ) -> Option<Self> {
         let worker_id = worker(&row.name)?;
         let member = standing.and_then(|standing| standing.workers.members().get(&worker_id));
         let (status, error) = match member.map(|member| &member.doing) {
@@ -242,6 +254,9 @@ impl WorkerView {
             refused: natural(row.refused),
             eliminated: natural(row.eliminated),
             late: natural(row.late),
+            epsilon: privacy.and_then(|privacy| {
+                privacy.epsilon_after(natural(row.accepted + row.refused + row.late))
+            }),
         })
     }
 }

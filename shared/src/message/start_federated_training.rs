@@ -44,6 +44,29 @@ pub struct StartFederatedTrainingData {
     /// When the round closes: RFC 3339, UTC. Only shown; the platform keeps the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
+    /// What the worker does to its results before it sends them. Ours; a worker that does not know it must not take
+    /// part, since what it sends would be unprotected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub privacy: Option<Privacy>,
+}
+
+/// How results are kept private.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Privacy {
+    /// Clip and noise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub differential_privacy: Option<DifferentialPrivacy>,
+}
+
+/// The Gaussian mechanism on a worker's change of the adapter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DifferentialPrivacy {
+    /// The change is scaled down to this L2 norm where it is larger.
+    pub clip_norm: f64,
+    /// Every value gets noise of this many times `clip_norm` as its standard deviation.
+    pub noise_multiplier: f64,
+    /// The delta that epsilon is reported for.
+    pub delta: f64,
 }
 
 /// One part of a data set that is split among workers.

@@ -6,6 +6,7 @@
 //!    digest; then `weights_loaded` is said.
 //! 3. A round is trained on a thread of its own ([`rounds`]). Its result goes into the outbox with the message
 //!    that names it; that is what a restart of the worker goes on from.
+//!    Where the session asks for differential privacy, the result is clipped and blurred before, and its loss not said.
 //! 4. A round that fails is told with `federated_failed`; the platform names it again, or goes on without it.
 //! 5. A stop ends all of it at once and without a word.
 
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::mpsc::UnboundedReceiver;
+use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::FailureKind;
 use trainyard_shared::ids::{FederatedSessionId, MessageId};
 use trainyard_shared::message::{
@@ -290,8 +292,22 @@ impl Part {
             shard: self.data.shard.clone(),
             total_rounds: self.data.total_rounds,
             optimizer: self.folder.join("optimizer"),
+            mechanism: self.mechanism()?,
             config,
         })
+    }
+
+    /// What is done to results before they are sent.
+    fn mechanism(&self) -> Result<Option<GaussianMechanism>, Failure> {
+        let privacy = self.data.privacy.as_ref();
+        let asked = privacy.and_then(|privacy| privacy.differential_privacy.as_ref());
+        asked
+            .map(|asked| GaussianMechanism::new(asked.clip_norm, asked.noise_multiplier))
+            .transpose()
+            .map_err(|error| {
+                let text = format!("privacy.differential_privacy: {error}");
+                Failure::new(FailureKind::BadConfig, text)
+            })
     }
 
     /// Keeps the result of a round until the platform has it.

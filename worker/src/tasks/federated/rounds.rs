@@ -6,6 +6,7 @@ use std::thread;
 
 use chrono::Local;
 use tokio::sync::oneshot;
+use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::FailureKind;
 use trainyard_shared::ids::FederatedSessionId;
 use trainyard_shared::message::Shard;
@@ -20,6 +21,7 @@ use crate::engine::trainer::local::{
 use crate::engine::trainer::{LogLevel, RowSource, TrainingEvent};
 use crate::engine::weights::ModelFiles;
 use crate::hardware::free_memory_bytes;
+use crate::privacy::protect;
 use crate::tasks::StopSignal;
 use crate::tasks::failure::Failure;
 
@@ -38,6 +40,8 @@ pub(super) struct Setup {
     pub(super) total_rounds: u64,
     /// The folder of AdamW's moments.
     pub(super) optimizer: PathBuf,
+    /// What is done to results before they are sent.
+    pub(super) mechanism: Option<GaussianMechanism>,
 }
 
 /// The rounds of a session.
@@ -147,12 +151,18 @@ impl Rounds {
         })?;
         Ok(match outcome {
             LocalOutcome::Stopped => Outcome::BrokenOff,
-            LocalOutcome::Trained(made) => Outcome::Trained(RoundResult {
-                key: work.key,
-                file: work.result,
-                num_examples: data.row_count(),
-                made,
-            }),
+            LocalOutcome::Trained(mut made) => {
+                if let Some(mechanism) = &setup.mechanism {
+                    made.file = protect(&work.result, &work.weights, mechanism)?;
+                    made.loss = None;
+                }
+                Outcome::Trained(RoundResult {
+                    key: work.key,
+                    file: work.result,
+                    num_examples: data.row_count(),
+                    made,
+                })
+            }
         })
     }
 }
