@@ -21,6 +21,7 @@ use super::training::{self, Governor, Trainee, Work};
 use super::{OwnPart, VolunteerConfig};
 use crate::connection::backoff::Backoff;
 use crate::engine::EngineError;
+use crate::engine::trainer::LogLevel;
 use crate::engine::trainer::local::{LocalOutcome, LocalResult, Part};
 use crate::files::is_digest;
 use crate::tasks::StopSignal;
