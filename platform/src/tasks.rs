@@ -28,6 +28,9 @@ use state::{End, Event, Failure, Phase, Said};
 pub use routes::{ProgressView, cancel};
 pub(crate) use table::task_queries;
 
+/// What a worker says, and of which task.
+pub type About<K> = (<K as Kind>::Id, Said<<K as Kind>::Product>);
+
 /// A kind of task.
 pub trait Kind: Sized + Unpin + 'static {
     /// What one is called, as `evaluation`.
@@ -61,7 +64,7 @@ pub trait Kind: Sized + Unpin + 'static {
     ///
     /// # Errors
     /// The message.
-    fn said(message: FromWorker) -> Result<(Self::Id, Said<Self::Product>), Box<FromWorker>>;
+    fn said(message: FromWorker) -> Result<About<Self>, Box<FromWorker>>;
 
     /// Makes sure that what a worker says to have made is there, before it counts.
     ///

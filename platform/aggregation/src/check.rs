@@ -49,7 +49,7 @@ pub fn check(
         global.stored().read(&piece, y, halves)?;
         let distance = squared_distance(x, y);
         if !distance.is_finite() {
-            return Err(not_finite(&piece, x, global).into());
+            return Err(not_finite(&piece, x, global));
         }
         squared += distance;
     }

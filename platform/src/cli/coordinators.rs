@@ -18,7 +18,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Subcommand)]
 pub enum Command {
     /// Make a session; its weights and shards are made in the background.
-    Create(Create),
+    Create(Box<Create>),
     /// List the sessions.
     List,
     /// Show one session with those who take part and its last rounds.

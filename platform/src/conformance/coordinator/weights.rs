@@ -68,10 +68,8 @@ async fn round(session: &mut Session) -> Outcome {
     let (_, task) = session.newcomer_with_task().await?;
     let answer = needed(session.weights()).await?;
     let found = answer.header("x-tur").unwrap_or("missing");
-    let expected = format!("X-Tur {}", task["tur"]);
-    expect(*found == task["tur"].to_string(), expected, || {
-        format!("X-Tur {found}")
-    })
+    let (expected, found) = (format!("X-Tur {}", task["tur"]), format!("X-Tur {found}"));
+    expect(expected == found, expected, || found)
 }
 
 async fn within_round(session: &mut Session) -> Outcome {

@@ -171,7 +171,7 @@ impl Steps<'_> {
     }
 
     fn fit(&self) -> Fit {
-        Fit::wanted(&self.config, &self.state)
+        Fit::wanted(self.config, &self.state)
     }
 
     /// Runs with this from now on, and says so where it is less than the config asks for.

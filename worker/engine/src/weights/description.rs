@@ -21,7 +21,7 @@ pub struct ModelDescription {
 #[derive(Debug)]
 enum Source {
     Folder(PathBuf),
-    Gguf(ModelFiles),
+    Gguf(Box<ModelFiles>),
 }
 
 impl ModelDescription {
@@ -34,7 +34,7 @@ impl ModelDescription {
             let files = ModelFiles::open(path)?;
             return Ok(Self {
                 config: files.config.clone(),
-                source: Source::Gguf(files),
+                source: Source::Gguf(Box::new(files)),
             });
         }
         let config_path = inside(path, "config.json")?;

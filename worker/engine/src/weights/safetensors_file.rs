@@ -227,10 +227,15 @@ fn reason(error: &SafeTensorError, file: &[u8]) -> String {
 const NOT_ALL_BYTES: &str =
     "incomplete or corrupt: its tensors do not take up exactly the bytes that are there";
 
-/// The header's bytes, if they are all there.
+/// The longest header that the format's own reader takes, in bytes.
+const LONGEST_HEADER: usize = 100_000_000;
+
+/// The header's bytes, if they are all there and not too many.
 fn header_of(file: &[u8]) -> Option<&[u8]> {
     let (length, rest) = file.split_first_chunk()?;
-    rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    rest.get(..length)
+        .filter(|header| header.len() <= LONGEST_HEADER)
 }
 
 /// Refuses what the format's own reader does not. It lets the last of two tensors of one name win, while other readers

@@ -183,8 +183,8 @@ fn check(ids: &[u8], labels: Option<&[u8]>, vocab_size: usize) -> Result<u64, St
     for start in (0..tokens).step_by(CHUNK) {
         let chunk = start..(start + CHUNK).min(tokens);
         let unknown = |id: i32| usize::try_from(id).map_or(true, |id| id >= vocab_size);
-        let found = numbers(ids, chunk.clone()).enumerate();
-        if let Some((at, id)) = found.filter(|(_, id)| unknown(*id)).next() {
+        let mut found = numbers(ids, chunk.clone()).enumerate();
+        if let Some((at, id)) = found.find(|(_, id)| unknown(*id)) {
             return Err(format!(
                 "{IDS}[{}] is {id}, outside the model's vocabulary of {vocab_size}",
                 start + at
