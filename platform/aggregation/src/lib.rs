@@ -1,9 +1,9 @@
 //! What becomes of the adapters that the participants of a round upload: each is checked as it comes, and at the round's
 //! end they are merged into the next global adapter. A library without messages and network.
 //!
-//! 1. [`check`] compares an upload with the global adapter (keys, shapes, types, finite values) and measures how far it
+//! 1. [`check()`] compares an upload with the global adapter (keys, shapes, types, finite values) and measures how far it
 //!    went. Nothing of an upload that is refused has any effect.
-//! 2. [`merge`] leaves out what went much too far, combines the rest by a [`Rule`] and writes the next adapter.
+//! 2. [`merge()`] leaves out what went much too far, combines the rest by a [`Rule`] and writes the next adapter.
 //!
 //! The result depends on what was uploaded and by whom, never on the order of arrival or the number of threads: sums are
 //! taken in f64 in the order of the participants' names, over pieces whose bounds are fixed. Files are read in such

@@ -4,7 +4,7 @@ use pulp::{Simd, WithSimd};
 
 use super::instructions;
 
-/// Runs a task with the vector instructions that this process [computes with](instructions).
+/// Runs a task with the vector instructions that this process [computes with](instructions()).
 #[inline]
 pub(crate) fn dispatch<T: WithSimd>(task: T) -> T::Output {
     instructions().dispatch(task)

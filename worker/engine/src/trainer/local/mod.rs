@@ -1,7 +1,7 @@
 //! Local training: one worker's part of a round of federated training.
 //!
 //! From the base model, an adapter's config and a file with the round's weights, some optimizer steps lead to a file
-//! with exactly the same tensors and other values. The loop is that of whole runs ([`Steps`]).
+//! with exactly the same tensors and other values. The loop is that of whole runs (`Steps`).
 //!
 //! 1. [`LocalTraining::load`] estimates the memory and loads the base model once for all rounds.
 //! 2. [`LocalTraining::round`] checks the weights' file by its digest, takes its values up, does the steps, and writes
