@@ -220,7 +220,10 @@ fn migrations_of_both_dialects_agree() {
                     "INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL",
                 )
             })
-            .map(|line| line.replace("BYTEA", "BLOB"))
+            .map(|line| {
+                line.replace("BYTEA", "BLOB")
+                    .replace("DOUBLE PRECISION", "DOUBLE")
+            })
             .filter(|line| !line.is_empty())
             .collect()
     };

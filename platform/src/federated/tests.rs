@@ -122,7 +122,7 @@ async fn two_workers_bring_a_session_to_its_end_and_the_adapter_is_there() {
     let admin = platform.admin().await;
     let mut dashboard = admin.dashboard().await;
     let id = open(&admin, json!({})).await;
-    let waiting = shown(&admin, id, |_| true).await;
+    let waiting = shown(&admin, id, |shown| !shown["waiting_because"].is_null()).await;
     assert_eq!(
         waiting["waiting_because"], "no worker takes part, and the round needs 2",
         "{waiting}"

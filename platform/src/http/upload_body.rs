@@ -53,22 +53,25 @@ impl UploadBody {
 
     /// Reads on for a bounded while without keeping anything, after the body has been refused.
     pub async fn drain(self) {
-        self.drain_for(DRAIN_TIMEOUT).await;
+        // Whether it was read to its end makes no difference to the answer.
+        let _ = self.drain_for(DRAIN_TIMEOUT).await;
     }
 
-    /// As [`UploadBody::drain`], for so long at most.
-    pub async fn drain_for(mut self, timeout: Duration) {
+    /// As [`UploadBody::drain`], for so long at most; whether that was the rest of it.
+    pub async fn drain_for(mut self, timeout: Duration) -> bool {
         let drained = async {
             let mut seen = 0;
             while let Some(Ok(chunk)) = self.payload.next().await {
                 seen += chunk.len() as u64;
                 if seen > DRAINED_BYTES {
-                    break;
+                    return false;
                 }
             }
+            true
         };
-        // Whether it was read to its end makes no difference to the answer.
-        let _ = tokio::time::timeout(timeout, drained).await;
+        tokio::time::timeout(timeout, drained)
+            .await
+            .unwrap_or(false)
     }
 }
 

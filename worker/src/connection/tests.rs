@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
 use trainyard_shared::Secret;
-use trainyard_shared::ids::{JobId, MessageId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, MessageId};
 use trainyard_shared::message::{
     ArtifactFile, FromWorker, JobCompleted, JobCompletedData, JobStarted, JobStartedData,
     TrainingProgress, TrainingProgressData, WorkerRegisterData,
@@ -24,9 +24,9 @@ use super::outbox::{JobAttempt, Outbox};
 use super::*;
 use crate::config::WorkerConfig;
 use crate::platform_files::{PlatformFiles, SharedKey};
-use crate::tasks::TaskCommand;
 use crate::tasks::transfers::test_server::{Reply, Request, TestServer};
 use crate::tasks::transfers::{Http, RetryPolicy};
+use crate::tasks::{Order, TaskCommand};
 use fake_platform::{FakePlatform, within};
 
 /// Takes the commands that the connection gives.
@@ -371,7 +371,7 @@ async fn a_new_key_is_stored_and_the_worker_comes_back_with_it_at_once() {
 }
 
 #[actix_rt::test]
-async fn commands_reach_the_tasks_and_work_of_later_versions_is_refused_by_name() {
+async fn commands_reach_the_tasks() {
     let (platform, _state, mut worker) = started().await;
     let (mut session, _) = platform.registered().await;
     session
@@ -385,12 +385,11 @@ async fn commands_reach_the_tasks_and_work_of_later_versions_is_refused_by_name(
             "round": 2, "download_url": "https://x/y", "sha256": "0", "size_bytes": 1}}),
         )
         .await;
-    let failed = session.receive("federated_failed").await;
-    assert_eq!(
-        (&failed["session_id"], &failed["data"]["round"]),
-        (&json!(4), &json!(2))
-    );
-    assert!(failed["message_id"].is_string());
+    let command = within("the command", worker.commands.recv()).await;
+    let Some(TaskCommand::Federated(session_id, Order::Load(load))) = command else {
+        panic!("not an order of a session: {command:?}");
+    };
+    assert_eq!((session_id, load.data.round), (FederatedSessionId(4), 2));
 }
 
 #[actix_rt::test]
