@@ -1,8 +1,8 @@
 //! Volunteer sessions across processes: kills of the platform, and senders who mean harm.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use reqwest::{Client as Http, StatusCode};
 use serde_json::{Value, json};
@@ -12,6 +12,8 @@ use trainyard_tests::{Client, Platform, Seeded, TinyModel, eventually};
 
 /// Kills of the platform in the midst of rounds.
 const KILLS: u64 = 12;
+/// A flood that is not answered for so long would be read on for ever.
+const NO_ANSWER: Duration = Duration::from_secs(60);
 
 /// A volunteer's view of one session.
 struct Volunteer {
@@ -198,21 +200,28 @@ async fn g103_memory_stays_flat_under_hostile_uploads() {
     assert_eq!(sent, Some(StatusCode::OK));
 }
 
-/// Sends up to 10 GB in chunks until the platform has had enough.
+/// Sends chunks until the platform answers that it has had enough.
 fn flood(address: &str, number: u32) {
     let mut socket = TcpStream::connect(address).expect("the platform is there");
     let head = format!(
         "POST /c/masal/sonuc?isci=flood-{number}&tur=0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     );
+    let mut answer = socket.try_clone().expect("a second handle");
+    let answered = std::thread::spawn(move || {
+        let mut status = [0; 12];
+        answer.read_exact(&mut status).map(|()| status)
+    });
     let mut chunk = format!("{:x}\r\n", 1 << 20).into_bytes();
     chunk.resize(chunk.len() + (1 << 20), b'x');
     chunk.extend_from_slice(b"\r\n");
-    if socket.write_all(head.as_bytes()).is_ok() {
-        for _ in 0..10_240 {
-            if socket.write_all(&chunk).is_err() {
-                return;
-            }
-        }
-        panic!("10 GB were taken");
+    let begun = Instant::now();
+    let mut is_taken = socket.write_all(head.as_bytes()).is_ok();
+    while is_taken && !answered.is_finished() {
+        assert!(begun.elapsed() < NO_ANSWER, "the body is read on and on");
+        is_taken = socket.write_all(&chunk).is_ok();
+    }
+    // Who is cut off in the midst of sending may miss the answer.
+    if let Ok(status) = answered.join().expect("the answer is read") {
+        assert_eq!(&status, b"HTTP/1.1 411");
     }
 }

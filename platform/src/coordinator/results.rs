@@ -11,8 +11,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use actix_web::http::{ConnectionType, StatusCode, header};
-use actix_web::{HttpRequest, HttpResponse, ResponseError, web};
+use actix_web::http::{StatusCode, header};
+use actix_web::{HttpRequest, HttpResponse, web};
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use tempfile::TempPath;
@@ -66,19 +66,10 @@ pub async fn take(
         Ok(upload) => receive(&state, upload, &mut body).await,
         Err(refused) => Err(refused),
     };
-    let round = match taken {
-        Ok(round) => round,
-        Err(refused) => {
-            let mut response = refused.error_response();
-            if !body.drain_for(DRAIN_TIMEOUT).await {
-                // Nothing more is read of a body that does not end.
-                response
-                    .head_mut()
-                    .set_connection_type(ConnectionType::Close);
-            }
-            return Ok(response);
-        }
-    };
+    if taken.is_err() {
+        body.drain_for(DRAIN_TIMEOUT).await;
+    }
+    let round = taken?;
     Ok(HttpResponse::Ok().json(ResultAccepted {
         accepted: true,
         round,

@@ -53,25 +53,22 @@ impl UploadBody {
 
     /// Reads on for a bounded while without keeping anything, after the body has been refused.
     pub async fn drain(self) {
-        // Whether it was read to its end makes no difference to the answer.
-        let _ = self.drain_for(DRAIN_TIMEOUT).await;
+        self.drain_for(DRAIN_TIMEOUT).await;
     }
 
-    /// As [`UploadBody::drain`], for so long at most; whether that was the rest of it.
-    pub async fn drain_for(mut self, timeout: Duration) -> bool {
+    /// As [`UploadBody::drain`], for so long at most.
+    pub async fn drain_for(mut self, timeout: Duration) {
         let drained = async {
             let mut seen = 0;
             while let Some(Ok(chunk)) = self.payload.next().await {
                 seen += chunk.len() as u64;
                 if seen > DRAINED_BYTES {
-                    return false;
+                    break;
                 }
             }
-            true
         };
-        tokio::time::timeout(timeout, drained)
-            .await
-            .unwrap_or(false)
+        // Whether it was read to its end makes no difference to the answer.
+        let _ = tokio::time::timeout(timeout, drained).await;
     }
 }
 
