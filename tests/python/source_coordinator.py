@@ -1,9 +1,11 @@
 """A coordinator written from the text of Coordinator protocol v1 alone: it averages, and keeps its state in memory."""
 
+import contextlib
 import hashlib
 import http.server
 import json
 import math
+import socket
 import threading
 import urllib.parse
 
@@ -74,12 +76,35 @@ class State:
         return 200, {"tamam": True, "tur": round_}
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Ends its connections with itself, as a process does."""
+
+    def __init__(self, *arguments):
+        self.connections = set()
+        super().__init__(*arguments)
+
+    def get_request(self):
+        connection, address = super().get_request()
+        self.connections.add(connection)
+        return connection, address
+
+    def shutdown_request(self, request):
+        self.connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self):
+        super().server_close()
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 class Coordinator:
     """A server of a state on 127.0.0.1."""
 
     def __init__(self, state, port=0):
         self.state = state
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler(state))
+        self.server = Server(("127.0.0.1", port), handler(state))
         self.port = self.server.server_address[1]
         self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self.thread.start()
