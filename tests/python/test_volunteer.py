@@ -182,6 +182,12 @@ def test_an_address_that_is_refused_ends_it_with_two(volunteers, url):
     assert volunteers(url, "ali").end() == 2
 
 
+def test_an_address_with_a_password_is_refused_without_showing_it(volunteers):
+    refused = volunteers("https://me:very-secret@yard.example.org", "ali")
+    assert refused.end() == 2
+    assert refused.errors and not any("very-secret" in line for line in refused.errors)
+
+
 def test_own_data_is_used_where_the_coordinator_serves_none(volunteers, tmp_path):
     text = tmp_path / "words.txt"
     text.write_text("some words to learn from\n\nand some more of them\n" * 20)

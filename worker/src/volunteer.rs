@@ -6,10 +6,12 @@
 //! 3. A result of this task that an earlier run kept is delivered; else weights and shard are fetched, checked by their
 //!    digests (others than the task's: back to 2), and trained on.
 //!    Where its owner asks for differential privacy, the result is clipped and blurred at once.
+//!    While it trains, it asks now and then whether the round is still open, and stops where it is not.
 //! 4. The result is kept in the state folder before it is sent, and until the coordinator has it or wants it no more.
 //!
-//! Whatever fails and may pass is tried again, ever later. Only what a person must put right ends the volunteer: a refused
-//! address, key or name, a task that this machine cannot take.
+//! Whatever fails and may pass is tried again, ever later: a coordinator or hub that is away, a disk without room, memory
+//! that was there before. Only what a person must put right ends the volunteer: a refused address, key or name, a task
+//! that this machine cannot take.
 //!
 //! The owner of the machine has the last word (`limits`): nothing is trained while paused, outside the hours, or, where so
 //! asked, while the machine is in use.
@@ -18,6 +20,9 @@ mod adapter;
 mod address;
 mod base_model;
 mod client;
+mod data;
+mod delivery;
+mod digests;
 mod error;
 mod event;
 mod info;
@@ -26,6 +31,8 @@ mod local_data;
 mod rounds;
 mod state;
 mod training;
+mod waiting;
+mod watch;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -39,7 +46,7 @@ use crate::engine::data::DataFile;
 pub use address::{AddressError, CoordinatorAddress};
 pub use error::VolunteerError;
 pub use event::{VolunteerEvent, WaitReason};
-pub use limits::{CpuShare, Hours, Limits, PauseSwitch, is_name};
+pub use limits::{CpuShare, DiskLimits, Hours, Limits, PauseSwitch, is_name};
 pub use rounds::run;
 pub use state::FOLDER;
 
@@ -72,6 +79,8 @@ pub struct VolunteerConfig {
     pub first_delay: Duration,
     /// Where that doubling ends.
     pub longest_delay: Duration,
+    /// How often is asked, while a round is trained, whether it is still open.
+    pub watch_every: Duration,
 }
 
 /// A volunteer's own data.

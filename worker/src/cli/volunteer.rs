@@ -19,8 +19,8 @@ use crate::config::{FormatArgs, ModelArgs, seconds, secret};
 use crate::engine::device::set_threads;
 use crate::tasks::{StopReason, StopSignal};
 use crate::volunteer::{
-    self, CoordinatorAddress, CpuShare, Hours, Limits, OwnData, OwnPart, PauseSwitch,
-    VolunteerConfig, is_name,
+    self, CoordinatorAddress, CpuShare, DiskLimits, Hours, Limits, OwnData, OwnPart, PauseSwitch,
+    VolunteerConfig, VolunteerError, is_name,
 };
 use show::Show;
 
@@ -32,7 +32,7 @@ pub struct Options {
     switch: Option<Switch>,
     /// Address of the coordinator: https, or http to 127.0.0.1 alone
     #[arg(long, value_name = "URL", required = true)]
-    koordinator: Option<CoordinatorAddress>,
+    koordinator: Option<String>,
     /// Your name there: a pseudonym, without personal data
     #[arg(long, value_name = "NAME", required = true, value_parser = name)]
     isci: Option<String>,
@@ -68,9 +68,19 @@ pub struct Options {
     /// Compute for this part of the time only, from 0.01 to 1
     #[arg(long, value_name = "SHARE", default_value = "1")]
     cpu_share: CpuShare,
-    /// Train only while nobody else uses the machine
+    /// Train only while nobody else uses the machine: its processor, terminals, built-in and USB keyboards and mice
+    /// (not seen: Bluetooth keyboards, remote desktops)
     #[arg(long)]
     only_when_idle: bool,
+    /// Bytes of the disk that stay free; with less nothing more is fetched or trained
+    #[arg(long, value_name = "BYTES", default_value_t = DiskLimits::default().keep_free_bytes)]
+    keep_free_bytes: u64,
+    /// The longest file of weights that is fetched
+    #[arg(long, value_name = "BYTES", default_value_t = DiskLimits::default().max_weights_bytes)]
+    max_weights_bytes: u64,
+    /// The longest shard that is fetched
+    #[arg(long, value_name = "BYTES", default_value_t = DiskLimits::default().max_shard_bytes)]
+    max_shard_bytes: u64,
     /// Threads that compute [default: as many as there are physical cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
@@ -95,6 +105,8 @@ struct SwitchOptions {
     models: ModelArgs,
 }
 
+/// How often is asked, while a round is trained, whether it is still open.
+const WATCH_EVERY: Duration = Duration::from_secs(60);
 /// Where the doubling of the delay ends.
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
@@ -168,7 +180,7 @@ impl Options {
             .transpose()
             .map_err(|error| CliError::Input(error.to_string()))?;
         Ok(VolunteerConfig {
-            coordinator: self.koordinator.ok_or_else(missing)?,
+            coordinator: address(&self.koordinator.ok_or_else(missing)?)?,
             name: self.isci.ok_or_else(missing)?,
             key: self.anahtar.filter(|key| !key.expose().is_empty()),
             data,
@@ -181,13 +193,25 @@ impl Options {
                 cpu_share: self.cpu_share,
                 only_when_idle: self.only_when_idle,
                 pause: PauseSwitch::of(&state_dir),
+                disk: DiskLimits {
+                    keep_free_bytes: self.keep_free_bytes,
+                    max_weights_bytes: self.max_weights_bytes,
+                    max_shard_bytes: self.max_shard_bytes,
+                },
             },
             models: self.models.model_settings()?,
             state_dir,
             first_delay: self.retry_delay,
             longest_delay: LONGEST_DELAY.max(self.retry_delay),
+            watch_every: WATCH_EVERY,
         })
     }
+}
+
+/// Not left to the parser of arguments, which would show what it refuses: an address may have a password in it.
+fn address(text: &str) -> Result<CoordinatorAddress, VolunteerError> {
+    text.parse()
+        .map_err(|error| VolunteerError::Arguments(format!("--koordinator: {error}")))
 }
 
 fn name(text: &str) -> Result<String, String> {

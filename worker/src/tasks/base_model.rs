@@ -21,7 +21,7 @@ use trainyard_shared::message::{BaseModel, DownloadUrl};
 use super::transfers::{Download, Http, TransferError};
 use crate::config::ModelSettings;
 use crate::files;
-use hub::Hub;
+use hub::{Hub, HubFault};
 use local::Need;
 
 pub use local::installed;
@@ -31,6 +31,8 @@ pub use local::installed;
 pub struct ModelUnavailable {
     id: String,
     tried: Vec<(String, String)>,
+    /// Whether one of the places may have it later.
+    may_pass: bool,
 }
 
 impl fmt::Display for ModelUnavailable {
@@ -136,6 +138,7 @@ impl ModelSource {
         let mut search = ModelUnavailable {
             id: model.huggingface_id.clone(),
             tried: Vec::new(),
+            may_pass: false,
         };
         let Some(id) = ModelId::parse(&model.huggingface_id) else {
             search.failed(
@@ -190,7 +193,7 @@ impl ModelSource {
                     Ok(path) => return Ok(path),
                     Err(reason) => search.failed("the platform", &reason),
                 },
-                Err(error) => search.failed("the platform", &error.to_string()),
+                Err(error) => search.failed_in_transfer("the platform", &error, &error.to_string()),
             }
         }
         if self.settings.hub_offline {
@@ -203,7 +206,10 @@ impl ModelSource {
                 Ok(path) => return Ok(path),
                 Err(reason) => search.failed(&hub.name(), &reason),
             },
-            Err(reason) => search.failed(&hub.name(), &reason),
+            Err(HubFault::Lacks(reason)) => search.failed(&hub.name(), &reason),
+            Err(HubFault::Transfer(error)) => {
+                search.failed_in_transfer(&hub.name(), &error, &hub.explain(&error));
+            }
         }
         Err(())
     }
@@ -282,8 +288,18 @@ const LOCK_CHECK: Duration = Duration::from_millis(500);
 const CONFIG: &str = "config.json";
 
 impl ModelUnavailable {
+    /// Whether it may be had later without anything being changed: a place was away, or the disk had no room.
+    pub fn may_pass(&self) -> bool {
+        self.may_pass
+    }
+
     fn failed(&mut self, place: &str, reason: &str) {
         self.tried.push((place.to_owned(), reason.to_owned()));
+    }
+
+    fn failed_in_transfer(&mut self, place: &str, error: &TransferError, reason: &str) {
+        self.may_pass |= error.may_pass() || error.is_about_room();
+        self.failed(place, reason);
     }
 }
 

@@ -64,7 +64,9 @@ impl Failure {
 impl From<TransferError> for Failure {
     fn from(error: TransferError) -> Self {
         let kind = match error {
-            TransferError::DiskFull { .. } | TransferError::Io { .. } => FailureKind::Storage,
+            TransferError::DiskFull { .. }
+            | TransferError::NoRoom { .. }
+            | TransferError::Io { .. } => FailureKind::Storage,
             _ => FailureKind::Download,
         };
         Self::new(kind, error.to_string())

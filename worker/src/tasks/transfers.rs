@@ -5,6 +5,7 @@
 mod download;
 mod json;
 mod retry;
+mod room;
 mod upload;
 
 use std::error::Error as _;
@@ -17,6 +18,7 @@ use reqwest::StatusCode;
 pub use download::Download;
 pub use retry::RetryPolicy;
 pub(crate) use retry::{passes, retry_after};
+pub(crate) use room::check_room;
 pub(crate) use upload::FileBody;
 pub use upload::{Grant, Upload};
 
@@ -59,6 +61,21 @@ pub enum TransferError {
         /// What could not be written.
         path: PathBuf,
     },
+    /// There is too little room on the disk; nothing of it was begun, or it was broken off before the disk was full.
+    #[error(
+        "{name}: no room: {} MiB are needed and {} MiB of the disk are free, of which {} MiB stay free",
+        needed_bytes.div_ceil(1 << 20), free_bytes >> 20, kept_bytes.div_ceil(1 << 20)
+    )]
+    NoRoom {
+        /// The file.
+        name: String,
+        /// Bytes that it needs, as far as they are known.
+        needed_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+        /// Bytes that are to stay free.
+        kept_bytes: u64,
+    },
     /// A local file cannot be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -90,6 +107,11 @@ impl TransferError {
     pub fn may_pass(&self) -> bool {
         matches!(self, Self::GivenUp { .. })
     }
+
+    /// Whether it is the disk that has no room.
+    pub fn is_about_room(&self) -> bool {
+        matches!(self, Self::DiskFull { .. } | Self::NoRoom { .. })
+    }
 }
 
 /// The worker's HTTP clients, with how they try again.
@@ -99,6 +121,8 @@ pub struct Http {
     /// Without a limit on the wait for an answer, which comes only after the whole body.
     uploads: reqwest::Client,
     retry: RetryPolicy,
+    /// Bytes of the disk that downloads leave free.
+    kept_bytes: u64,
 }
 
 /// A transfer is given up for now when nothing moves for this long.
@@ -149,7 +173,13 @@ impl Http {
             client: builder().read_timeout(STALL).build()?,
             uploads: builder().build()?,
             retry,
+            kept_bytes: 0,
         })
+    }
+
+    /// The same, but that downloads leave so many bytes of the disk free.
+    pub(crate) fn keeping_free(self, kept_bytes: u64) -> Self {
+        Self { kept_bytes, ..self }
     }
 
     /// The client itself, for small requests.

@@ -6,6 +6,7 @@ use trainyard_shared::coordinator::Task;
 use trainyard_shared::message::BaseModel;
 
 use super::adapter;
+use super::client::retry_policy;
 use super::error::VolunteerError;
 use super::event::VolunteerEvent;
 use super::rounds::Volunteer;
@@ -15,7 +16,7 @@ use crate::engine::trainer::local::LocalTraining;
 use crate::engine::weights::{ModelDescription, ModelFiles, SafetensorsFile};
 use crate::hardware::free_memory_bytes;
 use crate::tasks::base_model::{FetchProgress, ModelSource};
-use crate::tasks::transfers::{Http, RetryPolicy};
+use crate::tasks::transfers::Http;
 
 /// Fetching the base model is told after so many more bytes of a file.
 const TOLD_BYTES: u64 = 64 << 20;
@@ -55,6 +56,7 @@ impl Volunteer<'_> {
             files,
             adapter,
             local: None,
+            data: None,
         })
     }
 
@@ -88,7 +90,8 @@ impl Volunteer<'_> {
     }
 
     fn model_source(&self) -> Result<ModelSource, VolunteerError> {
-        let http = Http::new(RetryPolicy::default())?;
+        let kept_bytes = self.config.limits.disk.keep_free_bytes;
+        let http = Http::new(retry_policy(self.config))?.keeping_free(kept_bytes);
         Ok(ModelSource::new(self.config.models.clone(), http))
     }
 

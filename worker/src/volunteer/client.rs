@@ -15,8 +15,10 @@ use trainyard_shared::Secret;
 use trainyard_shared::coordinator::{ResultAccepted, Task, TaskReply};
 use url::Url;
 
+use super::VolunteerConfig;
 use super::address::{self, CoordinatorAddress};
 use super::error::VolunteerError;
+use super::limits::DiskLimits;
 use super::state::KeptResult;
 use crate::tasks::transfers::{
     Download, FileBody, Http, RetryPolicy, TransferError, describe, describe_answer, passes,
@@ -36,9 +38,6 @@ const DOWNLOAD_TRIES: u32 = 4;
 const SHARD_HEAD_BYTES: u64 = 64 * 1024 + 8;
 /// For all of a small answer.
 const WHOLE_ANSWER: Duration = Duration::from_secs(60);
-/// Longer weights and shards are not fetched, whatever the coordinator says.
-const MAX_WEIGHT_BYTES: u64 = 4 << 30;
-const MAX_SHARD_BYTES: u64 = 16 << 30;
 /// Bytes of a token with its label.
 const BYTES_A_TOKEN: u64 = 8;
 
@@ -78,38 +77,32 @@ pub(super) struct Client {
     uploads: Http,
     address: CoordinatorAddress,
     name: String,
+    disk: DiskLimits,
 }
 
 impl Client {
-    /// For the volunteer `name`.
+    /// For that volunteer.
     ///
     /// # Errors
     /// A key that no header can hold; TLS cannot be set up.
-    pub(super) fn new(
-        address: &CoordinatorAddress,
-        name: &str,
-        key: Option<&Secret>,
-        retry: (Duration, Duration),
-    ) -> Result<Self, VolunteerError> {
+    pub(super) fn new(config: &VolunteerConfig) -> Result<Self, VolunteerError> {
         let mut headers = HeaderMap::new();
-        if let Some(key) = key {
+        if let Some(key) = &config.key {
             let mut value = HeaderValue::from_bytes(key.expose().as_bytes()).map_err(|_| {
                 VolunteerError::Arguments("the key has characters that no header can hold".into())
             })?;
             value.set_sensitive(true);
             headers.insert(KEY, value);
         }
-        let retry = RetryPolicy {
-            tries: DOWNLOAD_TRIES,
-            first_delay: retry.0,
-            longest_delay: retry.1,
-        };
+        let retry = retry_policy(config);
+        let disk = config.limits.disk;
         let tls = tls::client_config();
         let http = Http::built(retry.clone(), &tls, |builder| {
             builder
                 .default_headers(headers.clone())
                 .redirect(Policy::custom(redirect))
-        })?;
+        })?
+        .keeping_free(disk.keep_free_bytes);
         let uploads = Http::built(retry, &tls, |builder| {
             builder
                 .default_headers(headers.clone())
@@ -118,8 +111,9 @@ impl Client {
         Ok(Self {
             http,
             uploads,
-            address: address.clone(),
-            name: name.to_owned(),
+            address: config.coordinator.clone(),
+            name: config.name.clone(),
+            disk,
         })
     }
 
@@ -150,7 +144,8 @@ impl Client {
     ) -> Result<(), Trouble> {
         let url = self.address.endpoint("agirlik", &[]);
         let digest = &task.weights_sha256;
-        let most = max_bytes.unwrap_or(MAX_WEIGHT_BYTES).min(MAX_WEIGHT_BYTES);
+        let limit = self.disk.max_weights_bytes;
+        let most = max_bytes.unwrap_or(limit).min(limit);
         self.download("weights", url, digest, most, destination)
             .await
     }
@@ -169,8 +164,8 @@ impl Client {
                 .saturating_mul(BYTES_A_TOKEN)
                 .saturating_add(SHARD_HEAD_BYTES)
         };
-        let most = task.data_tokens.map_or(MAX_SHARD_BYTES, most);
-        let most = most.min(MAX_SHARD_BYTES);
+        let limit = self.disk.max_shard_bytes;
+        let most = task.data_tokens.map_or(limit, most).min(limit);
         self.download("shard", url, sha256, most, destination).await
     }
 
@@ -247,7 +242,9 @@ impl Client {
             TransferError::Refused { status, answer, .. } => Trouble::Refused { status, answer },
             TransferError::GivenUp { .. } => Trouble::passing(error.to_string()),
             TransferError::WrongContent { .. } => Trouble::OtherContent(error.to_string()),
-            TransferError::DiskFull { .. } | TransferError::Io { .. } => Trouble::Disk(error),
+            TransferError::DiskFull { .. }
+            | TransferError::NoRoom { .. }
+            | TransferError::Io { .. } => Trouble::Disk(error),
         })
     }
 }
@@ -258,6 +255,15 @@ impl Trouble {
             reason: reason.into(),
             retry_after: None,
         }
+    }
+}
+
+/// How downloads are tried again before whoever asked for them is told; they wait longer then.
+pub(super) fn retry_policy(config: &VolunteerConfig) -> RetryPolicy {
+    RetryPolicy {
+        tries: DOWNLOAD_TRIES,
+        first_delay: config.first_delay,
+        longest_delay: config.longest_delay,
     }
 }
 

@@ -67,6 +67,24 @@ impl VolunteerError {
         }
     }
 
+    /// Whether it may pass by itself: a hub comes back, a disk is given room.
+    pub(super) fn may_pass(&self) -> bool {
+        let is_full = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+            )
+        };
+        match self {
+            Self::Model(error) => error.may_pass(),
+            Self::Disk(error) => error.is_about_room(),
+            Self::Engine(EngineError::Io { source, .. }) | Self::State { source, .. } => {
+                is_full(source)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the command line is to blame.
     pub fn is_about_arguments(&self) -> bool {
         matches!(self, Self::Arguments(_))

@@ -57,6 +57,16 @@ pub enum VolunteerEvent {
         /// The round, from 0.
         round: u64,
     },
+    /// The round was over before this volunteer was done, and it stopped training it.
+    Overtaken {
+        /// The round, from 0.
+        round: u64,
+    },
+    /// So many rounds in a row were over before this volunteer was done.
+    TooSlow {
+        /// How many.
+        rounds: u32,
+    },
     /// The coordinator does not want the result any more, or refuses it.
     NotTaken {
         /// The round, from 0.

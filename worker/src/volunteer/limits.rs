@@ -1,6 +1,8 @@
-//! What the machine's owner allows: a switch, hours, a share of the processor, and the machine only while nobody uses it.
+//! What the machine's owner allows: a switch, hours, a share of the processor, the machine only while nobody uses it, and
+//! what may lie on the disk.
 
 mod idle;
+mod input;
 
 use std::fmt;
 use std::fs;
@@ -27,6 +29,29 @@ pub struct Limits {
     pub only_when_idle: bool,
     /// The switch.
     pub pause: PauseSwitch,
+    /// What may lie on the disk.
+    pub disk: DiskLimits,
+}
+
+/// What a volunteer may put on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskLimits {
+    /// Bytes that stay free, whatever is fetched or written.
+    pub keep_free_bytes: u64,
+    /// The longest file of weights that is fetched.
+    pub max_weights_bytes: u64,
+    /// The longest shard that is fetched.
+    pub max_shard_bytes: u64,
+}
+
+impl Default for DiskLimits {
+    fn default() -> Self {
+        Self {
+            keep_free_bytes: 1 << 30,
+            max_weights_bytes: 4 << 30,
+            max_shard_bytes: 16 << 30,
+        }
+    }
 }
 
 /// The longest name that is taken.
@@ -257,6 +282,7 @@ mod tests {
             cpu_share: CpuShare::ALL,
             only_when_idle: false,
             pause: switch.clone(),
+            disk: DiskLimits::default(),
         });
         assert_eq!(gate.closed(), Some(WaitReason::Paused));
         switch.toggle().unwrap();

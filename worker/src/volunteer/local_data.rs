@@ -8,41 +8,65 @@ use chrono::{DateTime, Local};
 use sha2::{Digest, Sha256};
 use trainyard_shared::coordinator::Mode;
 
+use super::digests::Digests;
 use super::error::VolunteerError;
 use crate::engine::EngineError;
 use crate::engine::data::{DataFile, Packing};
 use crate::engine::weights::ModelFiles;
-use crate::files;
+use crate::tasks::transfers::check_room;
 
 /// Begins the names of the folders where own data is packed.
 const OWN: &str = "own-";
 const MANIFEST: &str = "shards.json";
 
-/// The shard of `file` for this model and mode. `is_stopped` is asked between blocks of rows.
+/// What packed data may take up, in multiples of the file's own length.
+const PACKED_TIMES: u64 = 3;
+
+/// Own data that is to become a shard.
+pub(super) struct OwnShard<'a> {
+    pub(super) file: &'a DataFile,
+    pub(super) mode: Mode,
+    pub(super) model: &'a ModelFiles,
+    /// Where it is packed.
+    pub(super) folder: &'a Path,
+    pub(super) digests: &'a Digests,
+    /// Bytes of the disk that stay free.
+    pub(super) kept_bytes: u64,
+}
+
+/// The shard of own data. `is_stopped` is asked between blocks of rows.
 ///
 /// # Errors
-/// Data that cannot be used.
+/// Data that cannot be used; a disk without room.
 pub(super) fn shard(
-    file: &DataFile,
-    mode: Mode,
-    model: &ModelFiles,
-    folder: &Path,
+    own: &OwnShard<'_>,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<PathBuf, VolunteerError> {
+    let &OwnShard {
+        file,
+        mode,
+        model,
+        folder,
+        ..
+    } = own;
     if is_shard(&file.path) {
         return Ok(file.path.clone());
     }
     let unreadable = |error| VolunteerError::state("read", &file.path, error);
-    let changed = std::fs::metadata(&file.path).and_then(|metadata| metadata.modified());
+    let metadata = std::fs::metadata(&file.path).map_err(unreadable)?;
+    let changed = metadata.modified();
     // What a template that asks is told to be the time: the same for every round.
     let chat = model.chat(DateTime::<Local>::from(changed.map_err(unreadable)?))?;
-    let (_, digest) = files::digest(&file.path).map_err(unreadable)?;
+    let digest = own.digests.of(&file.path).map_err(unreadable)?;
     let key = format!("{digest} {} {mode:?} {}", file.format, chat.digest()?);
     let name = format!("{OWN}{}", &hex::encode(Sha256::digest(key))[..24]);
     remove_others(folder, &name);
     let folder = folder.join(&name);
     let path = folder.join("shard-00000.safetensors");
     if !folder.join(MANIFEST).exists() {
+        let needed = PACKED_TIMES * metadata.len();
+        check_room("the packed data", &folder, needed, own.kept_bytes)
+            .map_err(VolunteerError::Disk)?;
         let packing = Packing {
             dataset: file,
             max_bad_rows: 0,

@@ -99,16 +99,12 @@ impl Session {
         self.path(OPTIMIZER)
     }
 
-    /// Whether the file at `path` is there and has this digest.
-    pub(super) fn has(path: &Path, sha256: &str) -> bool {
-        files::digest(path).is_ok_and(|(_, found)| found == sha256)
-    }
-
     /// The result that is kept, where it is whole.
     pub(super) fn kept(&self) -> Option<KeptResult> {
         let record = fs::read(self.path(RECORD)).ok()?;
         let kept: KeptResult = serde_json::from_slice(&record).ok()?;
-        Self::has(&self.result(), &kept.sha256).then_some(kept)
+        let found = files::digest(&self.result()).ok()?;
+        (found.1 == kept.sha256).then_some(kept)
     }
 
     /// Keeps the result that is written at [`Session::result`].

@@ -1,7 +1,6 @@
 //! A round's training, on a thread of its own: the engine's steps, and the owner's limits between them.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,12 +8,16 @@ use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::coordinator::{Mode, Task};
 use trainyard_shared::training::{ScheduleKind, TrainingConfig};
 
+use super::digests::Stamp;
 use super::event::{VolunteerEvent, WaitReason};
 use super::limits::Gate;
+use super::watch::Overtaken;
 use crate::engine::EngineError;
 use crate::engine::adapter::AdapterConfig;
 use crate::engine::trainer::TrainingEvent;
-use crate::engine::trainer::local::{LocalData, LocalOutcome, LocalRound, LocalTraining, Part};
+use crate::engine::trainer::local::{
+    LocalData, LocalOutcome, LocalRound, LocalTraining, MomentsPlace, Part,
+};
 use crate::engine::weights::{ModelFiles, SafetensorsFile};
 use crate::hardware::free_memory_bytes;
 use crate::privacy::protect;
@@ -39,6 +42,23 @@ pub(super) struct Trainee {
     pub(super) adapter: AdapterConfig,
     /// Loaded at the first round, and given back while nothing may be done.
     pub(super) local: Option<LocalTraining>,
+    /// What was trained on last, checked and cut.
+    pub(super) data: Option<(DataKey, LocalData)>,
+}
+
+/// What of which file is trained on.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct DataKey {
+    shard: PathBuf,
+    stamp: Stamp,
+    sequence_length: u32,
+    part: Option<Part>,
+}
+
+/// Where AdamW's moments are kept between rounds, and of which session they are.
+pub(super) struct Moments {
+    pub(super) folder: PathBuf,
+    pub(super) session: String,
 }
 
 /// One round's work.
@@ -50,7 +70,7 @@ pub(super) struct Work {
     /// The part of the shard, where it is not all of it.
     pub(super) part: Option<Part>,
     pub(super) output: PathBuf,
-    pub(super) optimizer: Option<PathBuf>,
+    pub(super) moments: Option<Moments>,
     pub(super) mechanism: Option<GaussianMechanism>,
 }
 
@@ -104,11 +124,9 @@ pub(super) fn config_of(task: &Task, adapter: &AdapterConfig) -> Result<Training
 pub(super) fn train(
     trainee: &mut Trainee,
     work: &Work,
-    gate: &Arc<Gate>,
-    stop: &StopSignal,
-    tell: &dyn Fn(VolunteerEvent),
+    governor: &Governor<'_>,
 ) -> Result<LocalOutcome, EngineError> {
-    let mut outcome = trained(trainee, work, gate, stop, tell)?;
+    let mut outcome = trained(trainee, work, governor)?;
     if let (LocalOutcome::Trained(result), Some(mechanism)) = (&mut outcome, &work.mechanism) {
         result.file = protect(&work.output, &work.weights, mechanism)?;
     }
@@ -118,9 +136,7 @@ pub(super) fn train(
 fn trained(
     trainee: &mut Trainee,
     work: &Work,
-    gate: &Arc<Gate>,
-    stop: &StopSignal,
-    tell: &dyn Fn(VolunteerEvent),
+    governor: &Governor<'_>,
 ) -> Result<LocalOutcome, EngineError> {
     let Task {
         round,
@@ -128,7 +144,7 @@ fn trained(
         local_steps: steps,
         ..
     } = work.task;
-    let data = data(work, &trainee.files)?;
+    let data = data(work, trainee)?;
     let local = match &mut trainee.local {
         Some(local) => local,
         none => none.insert(LocalTraining::load(
@@ -147,9 +163,12 @@ fn trained(
         weights: &work.weights,
         weights_sha256: &work.task.weights_sha256,
         output: &work.output,
-        optimizer: work.optimizer.as_deref(),
+        moments: work.moments.as_ref().map(|moments| MomentsPlace {
+            folder: &moments.folder,
+            session: &moments.session,
+        }),
     };
-    let governor = Governor::new(gate, stop, tell);
+    let tell = governor.tell;
     let is_stopped = || governor.ends_the_round();
     let mut step = 0;
     let outcome = local.round(&local_round, &is_stopped, &mut |event| match event {
@@ -165,13 +184,32 @@ fn trained(
         TrainingEvent::Log { level, line } => tell(VolunteerEvent::Log { level, line }),
         TrainingEvent::Started(_) | TrainingEvent::CheckpointSaved(_) => {}
     });
-    if matches!(outcome, Ok(LocalOutcome::Stopped)) {
+    if matches!(outcome, Ok(LocalOutcome::Stopped)) && governor.gate.closed().is_some() {
         trainee.local = None;
     }
     outcome
 }
 
-fn data(work: &Work, files: &ModelFiles) -> Result<LocalData, EngineError> {
+/// What is trained on; that of the round before, where it is the same.
+fn data(work: &Work, trainee: &mut Trainee) -> Result<LocalData, EngineError> {
+    let stamp =
+        Stamp::of(&work.shard).map_err(|error| EngineError::io("read", &work.shard, error))?;
+    let key = DataKey {
+        shard: work.shard.clone(),
+        stamp,
+        sequence_length: work.config.max_length,
+        part: work.part,
+    };
+    match &trainee.data {
+        Some((known, data)) if *known == key => return Ok(data.clone()),
+        _ => {}
+    }
+    let data = read_data(work, &trainee.files)?;
+    trainee.data = Some((key, data.clone()));
+    Ok(data)
+}
+
+fn read_data(work: &Work, files: &ModelFiles) -> Result<LocalData, EngineError> {
     let has_labels = || {
         Ok::<_, EngineError>(
             SafetensorsFile::open(&work.shard)?
@@ -195,6 +233,7 @@ fn data(work: &Work, files: &ModelFiles) -> Result<LocalData, EngineError> {
 pub(super) struct Governor<'a> {
     gate: &'a Gate,
     stop: &'a StopSignal,
+    overtaken: Overtaken,
     tell: &'a dyn Fn(VolunteerEvent),
     /// When the work began that is not rested from yet.
     work_began: std::cell::Cell<Instant>,
@@ -204,11 +243,13 @@ impl<'a> Governor<'a> {
     pub(super) fn new(
         gate: &'a Gate,
         stop: &'a StopSignal,
+        overtaken: Overtaken,
         tell: &'a dyn Fn(VolunteerEvent),
     ) -> Self {
         Self {
             gate,
             stop,
+            overtaken,
             tell,
             work_began: std::cell::Cell::new(Instant::now()),
         }
@@ -228,18 +269,22 @@ impl<'a> Governor<'a> {
                     delay: None,
                 });
             }
-            if self.stop.is_set() || waited_from.elapsed() > PATIENCE {
+            if self.is_in_vain() || waited_from.elapsed() > PATIENCE {
                 return true;
             }
             thread::sleep(LOOK_EVERY);
         }
         self.work_began.set(Instant::now());
-        self.stop.is_set()
+        self.is_in_vain()
+    }
+
+    fn is_in_vain(&self) -> bool {
+        self.stop.is_set() || self.overtaken.is_set()
     }
 
     fn rest(&self, duration: Duration) {
         let end = Instant::now() + duration;
-        while !self.stop.is_set() {
+        while !self.is_in_vain() {
             match end.checked_duration_since(Instant::now()) {
                 Some(left) if !left.is_zero() => thread::sleep(left.min(LOOK_EVERY)),
                 _ => return,

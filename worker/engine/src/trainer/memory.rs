@@ -1,5 +1,5 @@
-//! How much memory a run needs, and how it gets by with less: smaller micro-batches, then activations that are
-//! computed again.
+//! How much memory a run needs, and how it gets by with less: smaller micro-batches, and activations that are computed
+//! again.
 //!
 //! ```text
 //! needed = weights + (value, gradient and two moments of what is trained) + one pass through the model
@@ -19,6 +19,16 @@ const RESERVE_BYTES: u64 = 128 << 20;
 /// Value, gradient and two moments of a trained weight, in f32.
 const BYTES_PER_TRAINED: u64 = 16;
 
+/// What is done first where memory is short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Sparing {
+    /// Smaller micro-batches, which cost the least time.
+    #[default]
+    SmallerBatches,
+    /// Activations that are computed again, which changes no bit.
+    Checkpointing,
+}
+
 /// What decides how much memory a run needs.
 pub(super) struct Needs<'a> {
     pub(super) model: &'a ModelConfig,
@@ -31,6 +41,7 @@ pub(super) struct Needs<'a> {
     pub(super) trains_weights: bool,
     /// No micro-batch of so many sequences has more tokens.
     pub(super) most_tokens: &'a dyn Fn(usize) -> usize,
+    pub(super) sparing: Sparing,
 }
 
 /// How a run gets by with the memory that there is.
@@ -59,23 +70,20 @@ impl Fit {
     }
 
     /// The next smaller one; none where there is none.
-    fn smaller(self) -> Option<Self> {
-        match self {
-            Self {
-                micro_batch_size: 1,
-                gradient_checkpointing: true,
-            } => None,
-            Self {
-                micro_batch_size: 1,
-                ..
-            } => Some(Self {
+    fn smaller(self, sparing: Sparing) -> Option<Self> {
+        let is_one = self.micro_batch_size == 1;
+        let checkpoints_next =
+            !self.gradient_checkpointing && (is_one || sparing == Sparing::Checkpointing);
+        match (checkpoints_next, is_one) {
+            (true, _) => Some(Self {
                 gradient_checkpointing: true,
                 ..self
             }),
-            _ => Some(Self {
+            (false, false) => Some(Self {
                 micro_batch_size: self.micro_batch_size.div_ceil(2),
                 ..self
             }),
+            (false, true) => None,
         }
     }
 }
@@ -93,7 +101,7 @@ impl Needs<'_> {
     ) -> Result<Fit, EngineError> {
         let mut fit = wanted;
         while self.bytes(fit, config) > available {
-            fit = match fit.smaller() {
+            fit = match fit.smaller(self.sparing) {
                 Some(smaller) => smaller,
                 None => return Err(self.too_large(fit, config, available)),
             };
@@ -210,7 +218,7 @@ impl Steps<'_> {
         error: EngineError,
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), EngineError> {
-        let smaller = self.fit().smaller().ok_or(error)?;
+        let smaller = self.fit().smaller(self.sparing).ok_or(error)?;
         self.set_fit(smaller, on_event);
         Ok(())
     }

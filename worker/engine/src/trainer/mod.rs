@@ -35,7 +35,7 @@ use super::data::{DataFile, DatasetReport, Order, Split, TokenCache};
 use super::model::Holding;
 use super::optimizer::Optimizer;
 use super::weights::ModelFiles;
-use memory::{Fit, Needs};
+use memory::{Fit, Needs, Sparing};
 use method::Method;
 use resume::Resumed;
 use running::Trainer;
@@ -201,6 +201,7 @@ fn fit(
         ranks: &ranks,
         trains_weights: method.trains_weights(),
         most_tokens: &|sequences| order.most_tokens(sequences),
+        sparing: Sparing::default(),
     };
     let wanted = Fit::wanted(&run.config, state);
     needs.fit(wanted, &run.config, run.available_bytes)

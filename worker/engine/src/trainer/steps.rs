@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use trainyard_shared::training::TrainingConfig;
 
+use super::memory::Sparing;
 use super::progress::{Speed, finite, per_second, smoothed};
 use super::{LogLevel, StepReport, TrainingEvent};
 use crate::EngineError;
@@ -34,6 +35,8 @@ pub(super) struct Steps<'a> {
     pub(super) total_steps: u64,
     /// Over the steps done here, but for those whose loss was not finite.
     pub(super) loss: LossSum,
+    /// Where memory runs out on the way.
+    pub(super) sparing: Sparing,
     speed: Speed,
 }
 
@@ -64,6 +67,7 @@ impl<'a> Steps<'a> {
             state,
             total_steps,
             loss: LossSum::default(),
+            sparing: Sparing::default(),
             speed: Speed::default(),
         }
     }

@@ -120,6 +120,12 @@ fn in_words(event: &VolunteerEvent) -> String {
             format!("round {}: trained, mean loss {loss}", round + 1)
         }
         VolunteerEvent::Delivered { round } => format!("round {}: delivered", round + 1),
+        VolunteerEvent::Overtaken { round } => {
+            format!("round {} is over: it is not trained to its end", round + 1)
+        }
+        VolunteerEvent::TooSlow { rounds } => format!(
+            "{rounds} rounds in a row were over before this machine was done: it is too slow for this session as it is set (--threads, --cpu-share and --hours decide how fast it is)"
+        ),
         VolunteerEvent::NotTaken { round, reason } => {
             format!("round {}: the result is not taken: {reason}", round + 1)
         }
@@ -178,6 +184,8 @@ fn as_json(event: &VolunteerEvent) -> Value {
             "event": "trained", "round": round, "loss": loss, "size_bytes": size_bytes, "sha256": sha256,
         }),
         VolunteerEvent::Delivered { round } => json!({"event": "delivered", "round": round}),
+        VolunteerEvent::Overtaken { round } => json!({"event": "overtaken", "round": round}),
+        VolunteerEvent::TooSlow { rounds } => json!({"event": "too_slow", "rounds": rounds}),
         VolunteerEvent::NotTaken { round, reason } => {
             json!({"event": "not_taken", "round": round, "reason": reason})
         }

@@ -29,6 +29,21 @@ pub(super) struct Hub<'a> {
     token: Option<&'a Secret>,
 }
 
+/// Why the hub does not give a model.
+#[derive(Debug)]
+pub(super) enum HubFault {
+    /// The model has no files that are of use.
+    Lacks(String),
+    /// A request or download failed.
+    Transfer(TransferError),
+}
+
+impl From<TransferError> for HubFault {
+    fn from(error: TransferError) -> Self {
+        Self::Transfer(error)
+    }
+}
+
 /// Answer of `/api/models/ID/revision/main`.
 #[derive(Deserialize)]
 struct Revision {
@@ -86,8 +101,7 @@ impl<'a> Hub<'a> {
         need: Need,
         folder: &Path,
         on_progress: &mut impl FnMut(FetchProgress<'_>),
-    ) -> Result<(), String> {
-        let explain = |error: TransferError| self.explain(&error);
+    ) -> Result<(), HubFault> {
         let model = id.as_str();
         let revision: Revision = self
             .http
@@ -96,20 +110,14 @@ impl<'a> Hub<'a> {
                 &self.address(&["api", "models", model, "revision", "main"]),
                 self.token,
             )
-            .await
-            .map_err(explain)?;
+            .await?;
         let tree = self.address(&["api", "models", model, "tree", &revision.sha]);
-        let all: Vec<HubFile> = self
-            .http
-            .json(model, &tree, self.token)
-            .await
-            .map_err(explain)?;
-        let wanted = choose(&all, need)?;
-        create_folder(folder).map_err(explain)?;
+        let all: Vec<HubFile> = self.http.json(model, &tree, self.token).await?;
+        let wanted = choose(&all, need).map_err(HubFault::Lacks)?;
+        create_folder(folder)?;
         for file in wanted {
             self.fetch_file(model, &revision.sha, file, folder, on_progress)
-                .await
-                .map_err(explain)?;
+                .await?;
         }
         Ok(())
     }
@@ -162,7 +170,8 @@ impl<'a> Hub<'a> {
         url
     }
 
-    fn explain(&self, error: &TransferError) -> String {
+    /// A failed transfer in words, with what a person may do about it.
+    pub(super) fn explain(&self, error: &TransferError) -> String {
         let hint = match error {
             TransferError::Refused { status, .. } => match *status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.token.is_none() => {

@@ -16,7 +16,7 @@ use super::Outcome;
 use crate::engine::adapter::AdapterConfig;
 use crate::engine::data::{DataFile, TokenCache};
 use crate::engine::trainer::local::{
-    LocalData, LocalOutcome, LocalResult, LocalRound, LocalTraining, Part,
+    LocalData, LocalOutcome, LocalResult, LocalRound, LocalTraining, MomentsPlace, Part,
 };
 use crate::engine::trainer::{LogLevel, RowSource, TrainingEvent};
 use crate::engine::weights::ModelFiles;
@@ -129,6 +129,7 @@ impl Rounds {
         let steps = setup.config.local_steps;
         // Counted from 0 by the engine.
         let round = work.round.saturating_sub(1);
+        let session = setup.session.to_string();
         let local = LocalRound {
             data,
             config: &setup.config.training,
@@ -138,10 +139,10 @@ impl Rounds {
             weights: &work.weights,
             weights_sha256: &work.sha256,
             output: &work.result,
-            optimizer: setup
-                .config
-                .keep_optimizer
-                .then_some(setup.optimizer.as_path()),
+            moments: setup.config.keep_optimizer.then_some(MomentsPlace {
+                folder: &setup.optimizer,
+                session: &session,
+            }),
         };
         let teller = &mut work.teller;
         let outcome = training.round(&local, &is_stopped, &mut |event| match event {

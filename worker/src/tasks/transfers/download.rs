@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt};
 use trainyard_shared::Secret;
 
 use super::retry::{Fault, Tries};
-use super::{Http, TransferError};
+use super::{Http, TransferError, check_room};
 use crate::files;
 
 /// A file to fetch.
@@ -37,6 +37,9 @@ pub struct Download<'a> {
 
 /// Progress below this many bytes does not earn new tries.
 const WORTHWHILE_BYTES: u64 = 64 * 1024;
+
+/// How often is looked whether there is still room, while nobody has said how much comes.
+const ROOM_EVERY_BYTES: u64 = 64 << 20;
 
 /// New addresses that are asked for without a byte in between: one that was just made and is refused as well
 /// has not expired.
@@ -129,7 +132,9 @@ impl Http {
                 Err(Fault::Final(error)) => {
                     let is_of_no_use = matches!(
                         error,
-                        TransferError::DiskFull { .. } | TransferError::WrongContent { .. }
+                        TransferError::DiskFull { .. }
+                            | TransferError::NoRoom { .. }
+                            | TransferError::WrongContent { .. }
                     );
                     if is_of_no_use {
                         // What is left of it would only keep others from finding room.
@@ -187,15 +192,20 @@ impl Http {
             _ => return Err(Fault::from_answer(file.name, response).await),
         }
         part.tag = strong_tag(response.headers());
+        let room = |needed| check_room(file.name, file.destination, needed, self.kept_bytes);
+        if let Some(rest) = response.content_length() {
+            check_length(file, part.length.saturating_add(rest))?;
+            room(rest).map_err(Fault::Final)?;
+        }
         while let Some(chunk) = response
             .chunk()
             .await
             .map_err(|error| Fault::from_client(file.name, error))?
         {
             let length = part.length + chunk.len() as u64;
-            if let Some(most) = file.max_bytes.filter(|most| length > *most) {
-                let message = format!("it is longer than {most} bytes");
-                return Err(Fault::Final(wrong_content(file, message)));
+            check_length(file, length)?;
+            if part.length / ROOM_EVERY_BYTES != length / ROOM_EVERY_BYTES {
+                room(0).map_err(Fault::Final)?;
             }
             part.append(&chunk).await.map_err(Fault::Final)?;
             if file.size_bytes.is_some_and(|size| part.length > size) {
@@ -210,6 +220,17 @@ impl Http {
             ))),
             _ => Ok(()),
         }
+    }
+}
+
+/// That no more comes than is taken.
+fn check_length(file: &Download<'_>, length: u64) -> Result<(), Fault> {
+    match file.max_bytes.filter(|most| length > *most) {
+        Some(most) => {
+            let message = format!("it is longer than {most} bytes");
+            Err(Fault::Final(wrong_content(file, message)))
+        }
+        None => Ok(()),
     }
 }
 

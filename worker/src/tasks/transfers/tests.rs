@@ -479,3 +479,40 @@ async fn a_full_disk_is_told_as_such() {
         "the disk is full: /state/data.jsonl.part"
     );
 }
+
+#[actix_rt::test]
+async fn what_is_announced_as_too_long_or_finds_no_room_is_not_begun() {
+    let content = content();
+    let target = Target::of(&content);
+    // Nothing of the body ever comes.
+    let announced = content.clone();
+    let server =
+        TestServer::start(move |_, _| Reply::new(200, announced.clone()).cut_after(0)).await;
+    let path = target.path();
+    let file = |max_bytes| Download {
+        name: "shard",
+        url: Secret::from(server.url("/data")),
+        bearer: None,
+        size_bytes: None,
+        sha256: Some(&target.sha256),
+        digest_header: None,
+        max_bytes,
+        destination: &path,
+    };
+    let fetch = async |http: Http, max_bytes| {
+        let file = file(max_bytes);
+        http.download(&file, async || Ok(None), |_| {}).await
+    };
+    let too_long = fetch(http(), Some(1000)).await;
+    assert!(
+        matches!(&too_long, Err(TransferError::WrongContent { message, .. }) if message.contains("1000")),
+        "{too_long:?}"
+    );
+    let no_room = fetch(http().keeping_free(u64::MAX / 2), None).await;
+    assert!(
+        matches!(&no_room, Err(error @ TransferError::NoRoom { .. }) if error.is_about_room()),
+        "{no_room:?}"
+    );
+    assert_eq!(server.requests().len(), 2);
+    assert!(target.files().is_empty());
+}

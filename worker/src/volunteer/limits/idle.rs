@@ -1,8 +1,10 @@
-//! Whether somebody else uses the machine: programs that compute, or a person at a terminal.
+//! Whether somebody else uses the machine: programs that compute, or a person at a terminal, keyboard or mouse.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
+
+use super::input::InputWatch;
 
 /// Others count as using the machine from this share of its processor on.
 const BUSY_SHARE: f64 = 0.25;
@@ -17,6 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct UseWatch {
     meter: Option<Meter>,
+    input: InputWatch,
     looked_at: Option<Instant>,
     decision: Decision,
 }
@@ -31,7 +34,8 @@ impl UseWatch {
         if is_due {
             let meter = self.meter.get_or_insert_with(Meter::open);
             let others = meter.others_share(now);
-            let person = since_last_key();
+            let at_the_desk = self.input.since_last(now);
+            let person = since_last_key().into_iter().chain(at_the_desk).min();
             self.decision.look(now, others, person);
             self.looked_at = Some(now);
         }

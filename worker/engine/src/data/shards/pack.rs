@@ -29,6 +29,8 @@ use crate::model::IGNORE;
 const LONGEST_ROW: usize = 1 << 26;
 /// The most shards that a data set is packed into.
 const MAX_SHARDS: u32 = 100_000;
+/// Tokens that are written at once.
+const WRITTEN_TOKENS: usize = 1 << 14;
 /// Name of the file that says what a folder of shards holds.
 const MANIFEST: &str = "shards.json";
 
@@ -357,10 +359,12 @@ impl ShardTokens<'_> {
     }
 
     fn write_row(&self, out: &mut impl Write, number: impl Fn(u32) -> i32) -> io::Result<()> {
-        let mut written = 0;
+        let (mut written, mut bytes) = (0, Vec::new());
         for run in self.runs() {
-            for token in run {
-                out.write_all(&number(*token).to_le_bytes())?;
+            for part in run.chunks(WRITTEN_TOKENS) {
+                bytes.clear();
+                bytes.extend(part.iter().flat_map(|token| number(*token).to_le_bytes()));
+                out.write_all(&bytes)?;
             }
             written += run.len();
             if written > KEPT_TOKENS {
@@ -384,5 +388,44 @@ impl ShardTokens<'_> {
         let mut head = (text.len() as u64).to_le_bytes().to_vec();
         head.extend(text);
         head
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts the calls.
+    #[derive(Default)]
+    struct Calls(usize);
+
+    impl Write for Calls {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += 1;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn tokens_are_written_many_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut spool = Spool::new(folder.path()).unwrap();
+        let row = Example {
+            ids: (0..3 * WRITTEN_TOKENS as u32).collect(),
+            trained: vec![true; 3 * WRITTEN_TOKENS],
+            truncated: false,
+        };
+        spool.push(&row).unwrap();
+        let tokens = spool.finish().unwrap();
+        let mut out = Calls::default();
+        tokens.shard(Mode::Cpt, 0, 1).write(&mut out).unwrap();
+        assert_eq!(
+            out.0, 4,
+            "the head, and three times as many tokens as go at once"
+        );
     }
 }

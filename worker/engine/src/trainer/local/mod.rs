@@ -8,7 +8,9 @@
 //!    the result. AdamW's moments begin at zero, or go on from a folder where those of earlier rounds are kept.
 //!
 //! Steps are numbered over all rounds: step `s` of round `r` is step `r * steps + s` of a run, by which data, dropout
-//! and learning rate go. So the same weights, data, config and round give the same bytes on the same device.
+//! and learning rate go. So the same weights, data, config and round give the same bytes on the same device, however
+//! much memory is free: micro-batches are of [`MICRO_BATCH_TOKENS`] tokens at most, and where memory is short activations
+//! are computed again, which changes no bit. Only where that is not enough are micro-batches made smaller, with a warning.
 
 mod data;
 mod kept;
@@ -19,7 +21,7 @@ use std::path::Path;
 use chrono::Local;
 use trainyard_shared::training::TrainingConfig;
 
-use super::memory::{Fit, Needs};
+use super::memory::{Fit, Needs, Sparing};
 use super::method::{Method, adapted};
 use super::steps::Steps;
 use super::{TrainingEvent, progress::finite};
@@ -31,10 +33,13 @@ use crate::files::WrittenFile;
 use crate::model::{Holding, LossSum, ModelConfig, TrainModel};
 use crate::optimizer::Optimizer;
 use crate::weights::ModelFiles;
-use kept::KeptOptimizer;
+use kept::{Kept, KeptOptimizer};
 use weights::WeightsFile;
 
 pub use data::{LocalData, Part};
+
+/// No micro-batch of more sequences than one has more tokens than these.
+const MICRO_BATCH_TOKENS: usize = 2048;
 
 /// A base model with an adapter, to be trained a round at a time.
 #[derive(Debug)]
@@ -66,8 +71,17 @@ pub struct LocalRound<'a> {
     pub weights_sha256: &'a str,
     /// Where the result goes.
     pub output: &'a Path,
-    /// The folder where AdamW's moments are kept between rounds; without one they begin at zero.
-    pub optimizer: Option<&'a Path>,
+    /// Where AdamW's moments are kept between rounds; without that they begin at zero.
+    pub moments: Option<MomentsPlace<'a>>,
+}
+
+/// Where AdamW's moments are kept between rounds.
+#[derive(Debug, Clone, Copy)]
+pub struct MomentsPlace<'a> {
+    /// The folder, which is made when it is needed.
+    pub folder: &'a Path,
+    /// What they belong to: those of another session are not taken up.
+    pub session: &'a str,
 }
 
 /// How a round ended for a worker.
@@ -109,7 +123,10 @@ impl LocalTraining {
         let method = Method::Adapter(Box::new(adapter.clone()));
         let weight_bytes = holding.bytes(model);
         let full = |sequences: usize| sequences.saturating_mul(config.max_length as usize);
-        let wanted = Fit::of_config(config);
+        let wanted = Fit {
+            micro_batch_size: micro_batch_size(config, &full),
+            ..Fit::of_config(config)
+        };
         fit(
             &method,
             &model.config,
@@ -156,32 +173,36 @@ impl LocalTraining {
     /// step and what is written to the log.
     ///
     /// # Errors
-    /// A file of weights that is not the one meant, or not of this adapter (the tensor is named); what the model and
-    /// the memory say; [`EngineError::Diverged`]. Nothing is written then.
+    /// [`EngineError::InvalidSetting`] where steps cannot be counted so far; a file of weights that is not the one
+    /// meant, or not of this adapter (the tensor is named); what the model and the memory say;
+    /// [`EngineError::Diverged`]. Nothing is written then.
     pub fn round(
         &mut self,
         round: &LocalRound<'_>,
         is_stopped: &dyn Fn() -> bool,
         on_event: &mut dyn FnMut(TrainingEvent),
     ) -> Result<LocalOutcome, EngineError> {
+        let span = round.span()?;
         let order = Order::new(
             round.data.examples(),
             round.data.rows().to_vec(),
             round.config,
         );
         let most_tokens = |sequences: usize| order.most_tokens(sequences);
-        let kept = round.optimizer.map(KeptOptimizer::new);
+        let kept = round.moments.map(KeptOptimizer::new);
         let before = kept
             .as_ref()
             .map(|kept| kept.before(round.round))
             .transpose()?
             .flatten();
-        let state = TrainerState {
-            step: round.round * round.steps,
+        let mut state = TrainerState {
+            step: span.begin,
             ..before
                 .as_ref()
                 .map_or_else(|| round.first_state(), |before| before.state.clone())
         };
+        let most = micro_batch_size(round.config, &most_tokens);
+        state.micro_batch_size = Some(state.micro_batch_size.map_or(most, |size| size.min(most)));
         let wanted = Fit::wanted(round.config, &state);
         let available = self.available_bytes;
         let fit = fit(
@@ -203,12 +224,13 @@ impl LocalTraining {
             }
         };
         let data = (round.data.examples().clone(), order);
-        let total_steps = round.total_rounds.max(round.round + 1) * round.steps;
-        let mut steps = Steps::new(round.config, data, (model, optimizer, state), total_steps);
+        let state = (model, optimizer, state);
+        let mut steps = Steps::new(round.config, data, state, span.total);
+        steps.sparing = Sparing::Checkpointing;
         steps.set_fit(fit, on_event);
         let outcome = run(
             &mut steps,
-            round,
+            (round, span.end),
             &weights,
             kept.as_ref(),
             is_stopped,
@@ -219,7 +241,33 @@ impl LocalTraining {
     }
 }
 
+/// The steps of a round among those of all rounds.
+struct Span {
+    begin: u64,
+    end: u64,
+    total: u64,
+}
+
 impl LocalRound<'_> {
+    fn span(&self) -> Result<Span, EngineError> {
+        let steps_of = |rounds: u64| rounds.checked_mul(self.steps);
+        let next = self.round.checked_add(1);
+        let span = || {
+            Some(Span {
+                begin: steps_of(self.round)?,
+                end: steps_of(next?)?,
+                total: steps_of(self.total_rounds.max(next?))?,
+            })
+        };
+        span().ok_or_else(|| EngineError::InvalidSetting {
+            field: "round",
+            message: format!(
+                "steps of round {} of {}, {} each, are more than can be counted",
+                self.round, self.total_rounds, self.steps
+            ),
+        })
+    }
+
     /// The state of a worker that was in no round before.
     fn first_state(&self) -> TrainerState {
         let identity = RunIdentity {
@@ -236,7 +284,7 @@ impl LocalRound<'_> {
 fn begin(
     model: &mut TrainModel,
     round: &LocalRound<'_>,
-    before: Option<&kept::Kept>,
+    before: Option<&Kept>,
 ) -> Result<(WeightsFile, Optimizer), EngineError> {
     let mut parameters = model.parameters_mut();
     let weights = WeightsFile::open(round.weights, round.weights_sha256, &parameters)?;
@@ -254,13 +302,13 @@ fn begin(
 
 fn run(
     steps: &mut Steps<'_>,
-    round: &LocalRound<'_>,
+    (round, end): (&LocalRound<'_>, u64),
     weights: &WeightsFile,
     kept: Option<&KeptOptimizer<'_>>,
     is_stopped: &dyn Fn() -> bool,
     on_event: &mut dyn FnMut(TrainingEvent),
 ) -> Result<LocalOutcome, EngineError> {
-    let (tokens_before, end) = (steps.state.tokens, (round.round + 1) * round.steps);
+    let tokens_before = steps.state.tokens;
     while steps.state.step < end {
         match steps.next(is_stopped, on_event)? {
             Some(report) => on_event(TrainingEvent::Step(report)),
@@ -302,8 +350,18 @@ fn fit(
         ranks: &ranks,
         trains_weights: method.trains_weights(),
         most_tokens,
+        sparing: Sparing::Checkpointing,
     };
     needs.fit(wanted, config, available_bytes)
+}
+
+/// Sequences in a micro-batch, whatever memory is free.
+fn micro_batch_size(config: &TrainingConfig, most_tokens: &dyn Fn(usize) -> usize) -> u32 {
+    let mut size = config.batch_size;
+    while size > 1 && most_tokens(size as usize) > MICRO_BATCH_TOKENS {
+        size = size.div_ceil(2);
+    }
+    size
 }
 
 #[cfg(test)]

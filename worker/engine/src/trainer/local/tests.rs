@@ -73,7 +73,7 @@ impl Bench {
         training: &mut LocalTraining,
         data: &LocalData,
         (round, weights, output): (u64, &str, &str),
-        optimizer: Option<&Path>,
+        kept: Option<&Path>,
     ) -> Result<LocalOutcome, EngineError> {
         let weights = self.path(weights);
         let (_, sha256) = files::digest(&weights).unwrap();
@@ -86,7 +86,10 @@ impl Bench {
             weights: &weights,
             weights_sha256: &sha256,
             output: &self.path(output),
-            optimizer,
+            moments: kept.map(|folder| MomentsPlace {
+                folder,
+                session: "a",
+            }),
         };
         training.round(&round, &|| false, &mut |_| {})
     }
@@ -165,7 +168,7 @@ fn rounds_with_a_kept_optimizer_are_one_run() {
         weights: &bench.path(ADAPTER_WEIGHTS),
         weights_sha256: &sha256,
         output: &bench.path("whole"),
-        optimizer: None,
+        moments: None,
     };
     trained(training.round(&whole, &|| false, &mut |_| {}));
     assert_eq!(bench.bytes("two"), bench.bytes("whole"));
@@ -198,6 +201,123 @@ fn a_kept_optimizer_of_another_adapter_is_as_if_it_were_not_there() {
     trained(bench.round(&mut training, &data, (1, weights, "kept"), Some(&kept)));
     trained(bench.round(&mut training, &data, (1, weights, "reset"), None));
     assert_eq!(bench.bytes("kept"), bench.bytes("reset"));
+}
+
+#[test]
+fn a_kept_optimizer_of_another_session_is_as_if_it_were_not_there() {
+    let bench = Bench::new();
+    let (mut training, data, kept) = (bench.training(), bench.shard(), bench.path("optimizer"));
+    let first = (0, ADAPTER_WEIGHTS, "one");
+    trained(bench.round(&mut training, &data, first, Some(&kept)));
+    trained(bench.round(&mut training, &data, (1, "one", "reset"), None));
+    let (_, sha256) = files::digest(&bench.path("one")).unwrap();
+    let mut output_of = |session: &str| {
+        let round = LocalRound {
+            data: &data,
+            config: &bench.config,
+            round: 1,
+            total_rounds: 4,
+            steps: 3,
+            weights: &bench.path("one"),
+            weights_sha256: &sha256,
+            output: &bench.path("two"),
+            moments: Some(MomentsPlace {
+                folder: &kept,
+                session,
+            }),
+        };
+        trained(training.round(&round, &|| false, &mut |_| {}));
+        bench.bytes("two")
+    };
+    assert_ne!(output_of("a"), bench.bytes("reset"), "its own are taken up");
+    assert_eq!(output_of("b"), bench.bytes("reset"));
+}
+
+#[test]
+fn rounds_give_the_same_bytes_however_much_memory_is_free() {
+    let mut bench = Bench::new();
+    bench.config.batch_size = 4;
+    let (files, adapter, data) = (bench.files(), bench.adapter(), bench.shard());
+    let place = (0, ADAPTER_WEIGHTS, "much");
+    trained(bench.round(&mut bench.training(), &data, place, None));
+    let method = Method::Adapter(Box::new(adapter.clone()));
+    let fit_into = |available_bytes| {
+        let weight_bytes =
+            Holding::for_training(&bench.config, &files, available_bytes).bytes(&files);
+        let rows = data.rows().to_vec();
+        let order = Order::new(data.examples(), rows, &bench.config);
+        let most_tokens = |sequences: usize| order.most_tokens(sequences);
+        let wanted = Fit::of_config(&bench.config);
+        fit(
+            &method,
+            &files.config,
+            weight_bytes,
+            &most_tokens,
+            wanted,
+            &bench.config,
+            available_bytes,
+        )
+    };
+    let (mut low, mut high) = (0, 1 << 30);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        match fit_into(middle) {
+            Ok(Fit {
+                micro_batch_size: 4,
+                ..
+            }) => high = middle,
+            _ => low = middle,
+        }
+    }
+    assert!(
+        fit_into(high).unwrap().gradient_checkpointing,
+        "that comes before smaller micro-batches"
+    );
+    let mut little = LocalTraining::load(&files, &adapter, &bench.config, high).unwrap();
+    trained(bench.round(&mut little, &data, (0, ADAPTER_WEIGHTS, "little"), None));
+    assert_eq!(bench.bytes("much"), bench.bytes("little"));
+}
+
+#[test]
+fn micro_batches_are_cut_by_their_tokens_and_not_by_memory() {
+    let of = |batch_size, length: usize| {
+        let config = TrainingConfig {
+            batch_size,
+            ..TrainingConfig::default()
+        };
+        micro_batch_size(&config, &|sequences| sequences * length)
+    };
+    assert_eq!((of(4, 512), of(16, 512), of(3, 1024)), (4, 4, 2));
+    assert_eq!((of(2, 8192), of(1, 16), of(64, 16)), (1, 1, 64));
+}
+
+#[test]
+fn steps_that_cannot_be_counted_are_refused_by_name() {
+    let bench = Bench::new();
+    let (mut training, data) = (bench.training(), bench.shard());
+    let most = 1 << 53;
+    for (round, total_rounds, steps) in [(most, most, 2048), (0, most, 2048), (u64::MAX, 1, 1)] {
+        let round = LocalRound {
+            data: &data,
+            config: &bench.config,
+            round,
+            total_rounds,
+            steps,
+            weights: &bench.path(ADAPTER_WEIGHTS),
+            weights_sha256: "",
+            output: &bench.path("out"),
+            moments: None,
+        };
+        let refused = training.round(&round, &|| false, &mut |_| {});
+        assert!(
+            matches!(
+                refused,
+                Err(EngineError::InvalidSetting { field: "round", .. })
+            ),
+            "{refused:?}"
+        );
+    }
+    assert!(!bench.path("out").exists());
 }
 
 #[test]
@@ -273,7 +393,7 @@ fn weights_of_another_adapter_or_digest_are_refused_with_the_tensor_named() {
         weights: &weights,
         weights_sha256: &"0".repeat(64),
         output: &bench.path("out"),
-        optimizer: None,
+        moments: None,
     };
     let digest = training.round(&round, &|| false, &mut |_| {}).unwrap_err();
     assert!(digest.to_string().contains("SHA-256"), "{digest}");
@@ -296,7 +416,7 @@ fn a_stopped_round_writes_nothing_and_can_be_trained_again() {
         weights: &bench.path(ADAPTER_WEIGHTS),
         weights_sha256: &sha256,
         output: &bench.path("out"),
-        optimizer: None,
+        moments: None,
     };
     let outcome = training.round(&round, &|| steps.get() == 2, &mut |event| {
         if matches!(event, TrainingEvent::Step(_)) {
