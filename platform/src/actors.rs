@@ -8,6 +8,7 @@
 //! writer and the router wait for nobody, so no circle can close.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix::prelude::*;
 use trainyard_shared::ids::WorkerId;
@@ -80,6 +81,8 @@ pub struct Inner {
     pub upload_slots: UploadSlots,
     /// The federated sessions of workers.
     pub federated: FederatedDirectory,
+    /// Set once the platform stops: work that takes long is broken off, and the next start does it anew.
+    pub stopping: Arc<AtomicBool>,
 }
 
 impl std::ops::Deref for Actors {
@@ -143,6 +146,7 @@ impl Actors {
                     coordinators: coordinator::directory::Directory::default(),
                     upload_slots: UploadSlots::default(),
                     federated: FederatedDirectory::default(),
+                    stopping: Arc::default(),
                 }),
             };
             supervisor.run(Supervisor::new(actors.clone()));
@@ -204,8 +208,9 @@ fn with_workers<K: Kind>(rows: &[K::Row]) -> impl Iterator<Item = (WorkerId, Occ
 }
 
 impl RunningActors {
-    /// Ends open requests for answers, then closes all sockets with 1001.
+    /// Breaks off what takes long, ends open requests for answers, then closes all sockets with 1001.
     pub async fn end_sessions(&self) {
+        self.actors.stopping.store(true, Ordering::Relaxed);
         self.actors.inferences.stop().await;
         // A mailbox that is closed already has nothing left to end.
         let _ = self.actors.supervisor.send(supervisor::Shutdown).await;

@@ -101,6 +101,9 @@ enum Command {
     Chat(chat::Options),
     /// Have a model measured on a data set.
     Evaluate(evaluate::Options),
+    /// Evaluations that were submitted.
+    #[command(subcommand)]
+    Evaluations(evaluate::Command),
     /// Print a completion script for a shell.
     Completions(completions::Options),
 }
@@ -156,6 +159,9 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         }
         Command::Evaluate(options) => {
             block_on(async { evaluate::run(&options, &platform(common)?, output).await })
+        }
+        Command::Evaluations(command) => {
+            block_on(async { evaluate::look(command, &platform(common)?, output).await })
         }
         Command::Coordinators(command) => {
             block_on(async { coordinators::run(command, &platform(common)?, output).await })

@@ -166,7 +166,7 @@ impl Config {
                 .required("MAX_FRAME_BYTES", |text| bytes(text, 1024, 64 << 20))
                 as usize,
             max_upload_bytes: resolver.required("MAX_UPLOAD_BYTES", |text| bytes(text, 1, 1 << 50)),
-            log: resolver.required("LOG", log_directives),
+            log: resolver.required("LOG", trainyard_worker::logging::directives),
             log_format: resolver.required("LOG_FORMAT", log_format),
             trust_proxy: resolver.required("TRUST_PROXY", yes_or_no),
             tls,
@@ -310,12 +310,6 @@ fn bytes(text: &str, least: u64, most: u64) -> Result<u64, String> {
             "{text:?} is not a whole number from {least} to {most}"
         )),
     }
-}
-
-fn log_directives(text: &str) -> Result<String, String> {
-    text.parse::<tracing_subscriber::EnvFilter>()
-        .map(|_| text.to_owned())
-        .map_err(|error| error.to_string())
 }
 
 fn log_format(text: &str) -> Result<LogFormat, String> {

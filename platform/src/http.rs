@@ -9,6 +9,7 @@ mod security_headers;
 mod strict_json;
 #[cfg(test)]
 mod tests;
+mod unread_body;
 mod upload_body;
 
 use actix_web::guard::{Any, Get, Guard, Head};
@@ -24,11 +25,12 @@ use crate::{
 
 pub use access_log::access_log;
 pub use head_limit::head_limit;
-pub use page::{Page, PageQuery};
+pub use page::{NamePageQuery, Page, PageQuery};
 pub use path_id::PathId;
 pub use query::StrictQuery;
 pub use security_headers::security_headers;
 pub use strict_json::StrictJson;
+pub use unread_body::close_where_unread;
 pub use upload_body::{UploadBody, UploadBodyError};
 
 /// Every route of the platform.
@@ -118,6 +120,7 @@ fn platform_routes() -> Vec<Route> {
         get("/api/federated", federated::routes::list),
         post("/api/federated", federated::routes::create),
         get("/api/federated/{id}", federated::routes::get),
+        delete("/api/federated/{id}", federated::routes::delete),
         post("/api/federated/{id}/stop", federated::routes::stop),
         get("/api/federated/{id}/rounds", federated::routes::rounds),
         get(
@@ -132,6 +135,7 @@ fn platform_routes() -> Vec<Route> {
         get("/api/coordinators", coordinator::routes::list),
         post("/api/coordinators", coordinator::routes::create),
         get("/api/coordinators/{id}", coordinator::routes::get),
+        delete("/api/coordinators/{id}", coordinator::routes::delete),
         post("/api/coordinators/{id}/stop", coordinator::routes::stop),
         get("/api/coordinators/{id}/rounds", coordinator::routes::rounds),
         get(

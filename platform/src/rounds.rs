@@ -3,11 +3,14 @@
 
 pub mod actor;
 pub mod beginning;
+pub mod deleting;
 pub mod keys;
+pub mod leftovers;
 mod merging;
 pub mod news;
 pub mod participants;
 mod publish;
+mod recording;
 pub mod scratch;
 pub mod session;
 #[cfg(test)]

@@ -209,6 +209,7 @@ pub async fn start(config: Config) -> Result<RunningServer, StartError> {
             .app_data(shared.clone())
             .configure(http::configure)
             .wrap(from_fn(http::head_limit))
+            .wrap(from_fn(http::close_where_unread))
             .wrap(from_fn(http::security_headers))
             .wrap(from_fn(http::access_log))
     })

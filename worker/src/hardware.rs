@@ -5,6 +5,7 @@ mod gpu;
 mod load;
 mod probe;
 
+pub(crate) use load::rounded;
 pub use load::{Load, LoadWatch};
 pub use probe::Machine;
 pub(crate) use probe::free_memory_bytes;

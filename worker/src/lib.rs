@@ -5,7 +5,7 @@ pub mod config;
 pub mod connection;
 pub mod hardware;
 mod http_proxy;
-mod logging;
+pub mod logging;
 pub mod platform_files;
 pub mod privacy;
 mod run;

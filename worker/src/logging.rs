@@ -3,7 +3,7 @@
 
 use clap::{Args, ValueEnum};
 use tracing::{Level, Metadata};
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -35,7 +35,24 @@ enum LogFormat {
     Json,
 }
 
-fn directives(text: &str) -> Result<String, String> {
+/// What is logged, checked: levels, and levels of parts. A word that is neither would be taken for a part of the
+/// program that there is not, and nothing at all would be logged.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn directives(text: &str) -> Result<String, String> {
+    let parts = text
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty());
+    for part in parts {
+        let is_of_part = part.contains(['=', '[', ':']) || part.starts_with("trainyard");
+        if !is_of_part && part.parse::<LevelFilter>().is_err() {
+            return Err(format!(
+                "{part:?} is no level: error, warn, info, debug, trace or off; for a part of the program write PART=LEVEL"
+            ));
+        }
+    }
     match EnvFilter::try_new(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(error.to_string()),
@@ -73,4 +90,34 @@ where
 
 fn may_be_logged(metadata: &Metadata<'_>) -> bool {
     *metadata.level() <= Level::INFO || metadata.target().starts_with("trainyard")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistyped_level_is_refused_and_does_not_silence_the_log() {
+        for good in [
+            "info",
+            "DEBUG",
+            "off",
+            "3",
+            "",
+            "info,trainyard_worker::tasks=debug",
+            "trainyard_platform",
+        ] {
+            assert_eq!(directives(good).as_deref(), Ok(good));
+        }
+        for bad in [
+            "inof",
+            "info,debgu",
+            "warning",
+            "trainyard=verbose",
+            "log level",
+        ] {
+            assert!(directives(bad).is_err(), "{bad}");
+        }
+        assert!(directives("inof").unwrap_err().contains("\"inof\""));
+    }
 }

@@ -12,7 +12,7 @@ use crate::connection::identity::{IdentityError, IdentityFile};
 use crate::connection::outbox::{Outbox, OutboxError};
 use crate::connection::{Connection, Leave, Parts, Reports, SharedActivity, WaitingTokens};
 use crate::hardware::benchmark::{self, Measured};
-use crate::hardware::{Machine, free_memory_bytes};
+use crate::hardware::{Machine, free_memory_bytes, rounded};
 use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::state_dir::{StateDir, StateDirError};
 use crate::tasks::TaskContext;
@@ -193,7 +193,7 @@ fn registration(config: &WorkerConfig, measured: Measured) -> WorkerRegisterData
         benchmark: Some(measured.benchmark),
         cpu_name: Some(cpu_name),
         cpu_cores: Some(cpu_cores),
-        ram_total_gb: Some(ram_total_gb),
+        ram_total_gb: Some(rounded(ram_total_gb)),
         os: Some(os),
         worker_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
         models: installed(&config.models.models_dir),

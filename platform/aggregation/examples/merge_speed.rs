@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             },
             &folder.join("merged.safetensors"),
             &velocity,
+            &|| false,
         )?;
         merging.push(begun.elapsed().as_secs_f64());
         assert_eq!(merged.kept.len(), uploads.len(), "nothing is left out");

@@ -1,6 +1,6 @@
 //! How results become one: which of them count how much, and the arithmetic of one piece.
 
-use crate::merge::Participant;
+use crate::merge::{IsStopped, Participant};
 use crate::pieces::Piece;
 use crate::rows::{add_scaled, divide, squared_distance, trimmed_mean};
 use crate::sweep::sweep;
@@ -34,6 +34,7 @@ impl<'a> Combination<'a> {
         rule: Rule,
         kept: &'a [Participant<'a>],
         global: &GlobalAdapter,
+        is_stopped: IsStopped<'_>,
     ) -> Result<Self, AggregationError> {
         let count = kept.len();
         let equal = || Kind::Mean {
@@ -52,7 +53,9 @@ impl<'a> Combination<'a> {
             Rule::Median => Kind::TrimmedMean {
                 each_side: count.saturating_sub(1) / 2,
             },
-            Rule::Krum if count >= 3 => Kind::Choice(nearest_to_neighbours(kept, global)?),
+            Rule::Krum if count >= 3 => {
+                Kind::Choice(nearest_to_neighbours(kept, global, is_stopped)?)
+            }
             Rule::Krum => equal(),
         };
         Ok(Self { kept, kind })
@@ -98,7 +101,7 @@ impl<'a> Combination<'a> {
             Kind::Mean { weights } => {
                 sums.fill(0.0);
                 for (one, weight) in self.kept.iter().zip(weights) {
-                    one.stored.read(piece, into, halves)?;
+                    one.read(piece, into, halves)?;
                     add_scaled(sums, *weight, into);
                 }
                 divide(into, sums, weights.iter().sum(), piece.float_type);
@@ -107,7 +110,7 @@ impl<'a> Combination<'a> {
                 read_rows(self.kept, piece, rows, halves)?;
                 trimmed_mean(into, sums, rows, *each_side, piece.float_type);
             }
-            Kind::Choice(place) => self.kept[*place].stored.read(piece, into, halves)?,
+            Kind::Choice(place) => self.kept[*place].read(piece, into, halves)?,
         }
         Ok(())
     }
@@ -126,7 +129,7 @@ fn read_rows(
 ) -> Result<(), AggregationError> {
     rows.resize(kept.len() * piece.values, 0.0);
     for (one, row) in kept.iter().zip(rows.chunks_mut(piece.values)) {
-        one.stored.read(piece, row, halves)?;
+        one.read(piece, row, halves)?;
     }
     Ok(())
 }
@@ -141,6 +144,7 @@ struct Distances {
 fn nearest_to_neighbours(
     kept: &[Participant<'_>],
     global: &GlobalAdapter,
+    is_stopped: IsStopped<'_>,
 ) -> Result<usize, AggregationError> {
     let count = kept.len();
     let mut squared = vec![0.0; krum::pairs(count)];
@@ -149,6 +153,9 @@ fn nearest_to_neighbours(
         &Piece::all(global.layout(), values),
         4 * count * values + 8 * krum::pairs(count),
         |found: &mut Distances, piece| {
+            if is_stopped() {
+                return Err(AggregationError::Stopped);
+            }
             found.halves.resize(piece.values, 0);
             read_rows(kept, piece, &mut found.rows, &mut found.halves)?;
             found.squared.clear();

@@ -36,6 +36,17 @@ pub enum AggregationError {
         /// What is wrong with it now.
         refusal: Refusal,
     },
+    /// An upload cannot be read any more.
+    #[error("the result of {name} cannot be read: {source}")]
+    Unreadable {
+        /// The participant.
+        name: String,
+        /// The system's own error.
+        source: io::Error,
+    },
+    /// Whoever asked for the merge wants it no more.
+    #[error("stopped")]
+    Stopped,
     /// There is nothing to merge.
     #[error("a round without a result cannot be merged")]
     NoUpdates,
@@ -47,7 +58,26 @@ pub enum AggregationError {
     Threads(#[from] rayon::ThreadPoolBuildError),
 }
 
+/// ENOMEM, ENFILE and EMFILE on every Unix: what is short is the machine's, whichever file was to be read.
+const SHORTAGES: [i32; 3] = [12, 23, 24];
+
 impl AggregationError {
+    /// The same of a participant's file: says whose it is, where the fault is the file's.
+    pub(crate) fn of_result(self, name: &str) -> Self {
+        let is_shortage = |error: &io::Error| {
+            error
+                .raw_os_error()
+                .is_some_and(|code| SHORTAGES.contains(&code))
+        };
+        match self {
+            Self::Io { source, .. } if !is_shortage(&source) => Self::Unreadable {
+                name: name.to_owned(),
+                source,
+            },
+            other => other,
+        }
+    }
+
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::Io {
             action,

@@ -28,7 +28,7 @@ mod tests;
 pub use check::{CheckError, Checked, check};
 pub use error::AggregationError;
 pub use layout::{GlobalAdapter, Layout, TensorLayout};
-pub use merge::{Eliminated, Elimination, Merge, Merged, Update, merge};
+pub use merge::{Eliminated, Elimination, IsStopped, Merge, Merged, Update, merge};
 pub use refusal::Refusal;
 pub use rule::{Rule, UnknownRule};
 

@@ -111,17 +111,22 @@ impl fmt::Display for Elimination {
 ///
 /// # Errors
 /// [`AggregationError::NoUpdates`], [`AggregationError::TwoUpdates`]; [`AggregationError::Changed`] where a result is not
-/// what was checked; [`AggregationError::Unusable`] where the velocity does not belong to the adapter;
-/// [`AggregationError::Io`]. Neither file is touched then.
+/// what was checked, [`AggregationError::Unreadable`] where it cannot be read; [`AggregationError::Unusable`] where the
+/// velocity does not belong to the adapter; [`AggregationError::Io`]; [`AggregationError::Stopped`] once `is_stopped`
+/// says so, which is asked before each piece. Neither file is touched then.
 pub fn merge(
     merge: &Merge<'_>,
     out: &Path,
     velocity_out: &Path,
+    is_stopped: IsStopped<'_>,
 ) -> Result<Merged, AggregationError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(merge.threads);
     pool.build()?
-        .install(|| Merging::new(merge)?.run(out, velocity_out))
+        .install(|| Merging::new(merge, is_stopped)?.run(out, velocity_out))
 }
+
+/// Says whether the outcome is not wanted any more.
+pub type IsStopped<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Files that are kept open; where there are more, all are opened for each reading.
 const MOST_OPEN_FILES: usize = 256;
@@ -131,12 +136,26 @@ pub(crate) struct Participant<'a> {
     /// What was said of it.
     pub update: &'a Update,
     /// Its file.
-    pub stored: Stored,
+    stored: Stored,
+}
+
+impl Participant<'_> {
+    /// Reads a piece of its file.
+    pub fn read(
+        &self,
+        piece: &Piece,
+        values: &mut [f32],
+        halves: &mut [u16],
+    ) -> Result<(), AggregationError> {
+        let read = self.stored.read(piece, values, halves);
+        read.map_err(|error| error.of_result(&self.update.name))
+    }
 }
 
 /// A merge on its way.
 struct Merging<'a> {
     merge: &'a Merge<'a>,
+    is_stopped: IsStopped<'a>,
     velocity: Option<Stored>,
     /// Who takes part, by name.
     kept: Vec<Participant<'a>>,
@@ -156,7 +175,7 @@ impl From<AggregationError> for Halt {
 }
 
 impl<'a> Merging<'a> {
-    fn new(merge: &'a Merge<'a>) -> Result<Self, AggregationError> {
+    fn new(merge: &'a Merge<'a>, is_stopped: IsStopped<'a>) -> Result<Self, AggregationError> {
         let mut updates: Vec<&Update> = merge.updates.iter().collect();
         updates.sort_by(|a, b| a.name.cmp(&b.name));
         if let Some(two) = updates.windows(2).find(|two| two[0].name == two[1].name) {
@@ -178,7 +197,8 @@ impl<'a> Merging<'a> {
         });
         let stay_open = updates.len() <= MOST_OPEN_FILES;
         let open = |update: &'a Update| {
-            let opened = merge.global.open_update(&update.path)?;
+            let opened = merge.global.open_update(&update.path);
+            let opened = opened.map_err(|error| error.of_result(&update.name))?;
             let stored = opened.map_err(|refusal| AggregationError::Changed {
                 name: update.name.clone(),
                 refusal,
@@ -188,6 +208,7 @@ impl<'a> Merging<'a> {
         };
         Ok(Self {
             merge,
+            is_stopped,
             velocity: open_velocity(merge)?,
             kept: updates
                 .into_par_iter()
@@ -226,7 +247,7 @@ impl<'a> Merging<'a> {
     /// Combines those who take part and writes the outcome.
     fn pass(&self, out: &Path, velocity_out: &Path) -> Result<Merged, Halt> {
         let global = self.merge.global;
-        let combination = Combination::new(self.merge.rule, &self.kept, global)?;
+        let combination = Combination::new(self.merge.rule, &self.kept, global, self.is_stopped)?;
         let pieces = Piece::all(global.layout(), combination.piece_values());
         let failed = |error| AggregationError::io("write", out, error);
         let velocity_failed = |error| AggregationError::io("write", velocity_out, error);
@@ -281,6 +302,9 @@ impl<'a> Merging<'a> {
         piece: &Piece,
         workspace: &mut Workspace,
     ) -> Result<(), Halt> {
+        if (self.is_stopped)() {
+            return Err(AggregationError::Stopped.into());
+        }
         workspace.resize(piece);
         let Workspace {
             before,

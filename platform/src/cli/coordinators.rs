@@ -36,6 +36,11 @@ pub enum Command {
         /// The session's number.
         id: u64,
     },
+    /// Delete a session that has ended, with its final adapter.
+    Delete {
+        /// The session's number.
+        id: u64,
+    },
     /// Fetch the final adapter.
     Download {
         /// The session's number.
@@ -155,6 +160,14 @@ pub async fn run(
                 format!("session {id} is {}", cell(session, "/status"))
             })?;
         }
+        Command::Delete { id } => {
+            platform
+                .delete(&["api", "coordinators", &id.to_string()])
+                .await?;
+            output.result(&json!({"id": id, "deleted": true}), |_| {
+                format!("session {id} is deleted")
+            })?;
+        }
         Command::Download { id, output: folder } => {
             let maker = Maker {
                 collection: "coordinators",
@@ -230,7 +243,7 @@ async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliEr
     let id = id.to_string();
     let path = |more: &'static str| ["api", "coordinators", id.as_str(), more];
     let session = platform.get(&["api", "coordinators", &id], &[]).await?;
-    let participants = platform.get(&path("participants"), &[]).await?;
+    let participants = platform.all(&path("participants"), &[]).await?;
     let rounds = platform.get(&path("rounds"), &[]).await?;
     let shown = json!({
         "session": session,

@@ -1,13 +1,14 @@
-//! `trainyard evaluate`: has a model measured on a data set, and waits for the figures.
+//! `trainyard evaluate`: has a model measured on a data set, and waits for the figures; `trainyard evaluations`: looks
+//! at those that there are.
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
 use super::chat::Model;
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, figure};
+use super::output::{Output, cell, figure, items, table, time};
 use super::task::{Task, exit_code};
 
 /// Options of `evaluate`.
@@ -32,6 +33,57 @@ pub struct Options {
     no_wait: bool,
 }
 
+/// Commands on evaluations that were submitted.
+#[derive(Subcommand)]
+pub enum Command {
+    /// List the evaluations.
+    List,
+    /// Show one evaluation with its figures.
+    Show {
+        /// The evaluation's number.
+        id: u64,
+    },
+    /// Follow an evaluation to its end; the exit code is 0 only if it completed.
+    Watch {
+        /// The evaluation's number.
+        id: u64,
+    },
+    /// Cancel an evaluation.
+    Cancel {
+        /// The evaluation's number.
+        id: u64,
+    },
+}
+
+/// Runs a command on evaluations.
+pub async fn look(
+    command: Command,
+    platform: &Platform,
+    output: &Output,
+) -> Result<ExitCode, CliError> {
+    match command {
+        Command::List => {
+            let list = platform.all(&["api", "evaluations"], &[]).await?;
+            output.result(&list, list_in_words)?;
+        }
+        Command::Show { id } => {
+            let path = ["api", "evaluations", &id.to_string()];
+            let evaluation = platform.get(&path, &[]).await?;
+            output.result(&evaluation, in_words)?;
+        }
+        Command::Watch { id } => return follow(&id.to_string(), platform, output).await,
+        Command::Cancel { id } => {
+            platform
+                .delete(&["api", "evaluations", &id.to_string()])
+                .await?;
+            output.result(&json!({"id": id, "cancelled": true}), |_| {
+                format!("evaluation {id} is cancelled")
+            })?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Submits the evaluation, and follows it to its end.
 pub async fn run(
     options: &Options,
@@ -48,9 +100,13 @@ pub async fn run(
         })?;
         return Ok(ExitCode::SUCCESS);
     }
+    follow(&id, platform, output).await
+}
+
+async fn follow(id: &str, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
     let task = Task {
         name: &format!("evaluation {id}"),
-        path: &["api", "evaluations", &id],
+        path: &["api", "evaluations", id],
         unit: "examples",
     };
     let ended = task.follow(platform, output).await?;
@@ -75,6 +131,33 @@ fn body(options: &Options) -> Value {
         }
     }
     Value::Object(body)
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |evaluation: &Value| {
+        vec![
+            cell(evaluation, "/id"),
+            cell(evaluation, "/model"),
+            cell(evaluation, "/dataset_id"),
+            cell(evaluation, "/status"),
+            figure(evaluation, "/result/perplexity"),
+            figure(evaluation, "/result/loss"),
+            time(evaluation, "/created_at"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(
+        &[
+            "ID",
+            "MODEL",
+            "DATA SET",
+            "STATUS",
+            "PERPLEXITY",
+            "LOSS",
+            "CREATED",
+        ],
+        &rows,
+    )
 }
 
 fn in_words(evaluation: &Value) -> String {

@@ -39,6 +39,11 @@ pub enum Command {
         /// The session's number.
         id: u64,
     },
+    /// Delete a session that has ended, with the adapter that it made.
+    Delete {
+        /// The session's number.
+        id: u64,
+    },
     /// Fetch the adapter that a session made.
     Download {
         /// The session's number.
@@ -132,6 +137,14 @@ pub async fn run(
             let session = platform.post(&path, &json!({})).await?;
             output.result(&session, |session| {
                 format!("session {id} is {}", cell(session, "/status"))
+            })?;
+        }
+        Command::Delete { id } => {
+            platform
+                .delete(&["api", "federated", &id.to_string()])
+                .await?;
+            output.result(&json!({"id": id, "deleted": true}), |_| {
+                format!("session {id} is deleted")
             })?;
         }
         Command::Download { id, output: folder } => {

@@ -3,9 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, RwLock};
 
+use chrono::{NaiveDateTime, TimeDelta};
 use trainyard_shared::ids::FederatedSessionId;
 
 use super::hosted::Hosted;
+
+/// How long a session that has ended says so at the root, where it is not the default one and no other is there: its
+/// volunteers may be in the midst of a round.
+const ENDED_AT_ROOT: TimeDelta = TimeDelta::hours(24);
 
 /// The volunteer sessions of the platform, those that have ended included.
 #[derive(Default)]
@@ -59,9 +64,21 @@ impl Directory {
         self.read(|known| known.by_name.get(name).cloned())
     }
 
+    /// A session is deleted.
+    pub fn remove(&self, id: FederatedSessionId) {
+        let mut known = self
+            .known
+            .write()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        known.by_id.remove(&id);
+        known.by_name.retain(|_, one| one.id() != id);
+        known.default.take_if(|one| one.id() == id);
+    }
+
     /// The session at the root: the default one; else the only open one; else the only one that is being prepared;
-    /// else, where there is none of these, the one that was made last, so that its volunteers learn of its end.
-    pub fn at_the_root(&self) -> Option<Arc<Hosted>> {
+    /// else, where there is none of these, the one that has ended last, within a day of its end: so its volunteers
+    /// learn of it.
+    pub fn at_the_root(&self, now: NaiveDateTime) -> Option<Arc<Hosted>> {
         self.read(|known| {
             if let Some(default) = &known.default {
                 return Some(default.clone());
@@ -74,7 +91,11 @@ impl Directory {
             match (open.next(), open.next(), preparing.next(), preparing.next()) {
                 (Some(only), None, ..) | (None, None, Some(only), None) => Some(only.clone()),
                 (Some(_), Some(_), ..) | (None, _, Some(_), _) => None,
-                (None, _, None, _) => all().rev().find(|one| !one.has_failed()).cloned(),
+                (None, _, None, _) => {
+                    let ended = all().filter_map(|one| Some((one.ended_at()?, one)));
+                    let (at, last) = ended.max_by_key(|(at, _)| *at)?;
+                    (now - at < ENDED_AT_ROOT).then(|| last.clone())
+                }
             }
         })
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use actix_web::http::StatusCode;
 use actix_web::{HttpRequest, http::header::HeaderName};
+use chrono::NaiveDateTime;
 use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -127,9 +128,9 @@ impl Hosted {
         self.is_given_up.clone()
     }
 
-    /// Whether it could not be prepared.
-    pub fn has_failed(&self) -> bool {
-        matches!(self.stage(), Stage::Failed)
+    /// When it ended; none for one that goes on, and one that could not be prepared.
+    pub fn ended_at(&self) -> Option<NaiveDateTime> {
+        self.session()?.live().ended_at
     }
 
     /// The session, for a volunteer.

@@ -8,6 +8,7 @@ use actix_web::{HttpRequest, HttpResponse, ResponseError};
 
 use super::hosted::Hosted;
 use super::{Refused, downloads, polling, results};
+use crate::database::now;
 use crate::http::{Route, get, post};
 use crate::server::AppState;
 
@@ -49,7 +50,7 @@ pub fn session_of(state: &AppState, request: &HttpRequest) -> Result<Arc<Hosted>
     let sessions = &state.actors.coordinators;
     let found = match request.match_info().get("name") {
         Some(name) => sessions.named(name),
-        None => sessions.at_the_root(),
+        None => sessions.at_the_root(now()),
     };
     found.ok_or_else(|| {
         let message = match request.match_info().get("name") {

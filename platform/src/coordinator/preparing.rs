@@ -27,7 +27,7 @@ use crate::error::ApiError;
 use crate::models::target;
 use crate::rounds::beginning::{self, BeginningError, FirstAdapter, blocking};
 use crate::rounds::store::{self, SessionRow, ShardRow, integer, natural};
-use crate::rounds::{Kind, SessionStatus, actor, keys};
+use crate::rounds::{Kind, SessionStatus, actor, keys, leftovers};
 use crate::storage::{StorageError, StorageKey, StoredObject};
 
 /// Between two tries to take up a session that is open.
@@ -55,7 +55,10 @@ async fn take_up_one(actors: &Actors, row: SessionRow) -> Result<(), DatabaseErr
     actors.coordinators.add(hosted.clone());
     match status {
         SessionStatus::Preparing => begin(actors, hosted),
-        SessionStatus::Failed => hosted.fail(),
+        SessionStatus::Failed => {
+            hosted.fail();
+            leftovers::remove_all(actors, hosted.id()).await;
+        }
         SessionStatus::Open | SessionStatus::Finished | SessionStatus::Stopped => {
             let ready = make_ready(actors, &hosted).await;
             if ready.is_err() {
@@ -80,12 +83,20 @@ pub fn begin(actors: &Actors, hosted: Arc<Hosted>) {
     actors.arbiter.spawn(async move {
         let id = hosted.id();
         if let Err(error) = prepare(&of_task, &hosted).await {
+            if of_task.stopping.load(Ordering::Relaxed) {
+                tracing::info!(session.id = %id, "preparing a volunteer session was broken off; the next start begins anew");
+                return;
+            }
             tracing::warn!(session.id = %id, %error, "volunteer session could not be prepared");
             hosted.fail();
             let why = error.to_string();
             let write = move |c: &mut _| store::fail(c, id, &why, now());
-            if let Err(error) = of_task.database.write::<_, DatabaseError, _>(write).await {
-                tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
+            match of_task.database.write::<_, DatabaseError, _>(write).await {
+                Ok(true) => leftovers::remove_all(&of_task, id).await,
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
+                }
             }
         }
     });
@@ -115,7 +126,7 @@ async fn prepare(actors: &Actors, hosted: &Arc<Hosted>) -> Result<(), PrepareErr
         Some(dataset) => pack(actors, hosted, dataset).await?,
         None => Vec::new(),
     };
-    if hosted.given_up().load(Ordering::Relaxed) {
+    if is_broken_off(actors, hosted)() {
         return Err(PrepareError::GivenUp);
     }
     let (id, config) = (row.id(), to_json_text(&first.config)?);
@@ -131,6 +142,12 @@ async fn prepare(actors: &Actors, hosted: &Arc<Hosted>) -> Result<(), PrepareErr
     }
     tracing::info!(session.id = %id, name = row.name, "volunteer session is open");
     Ok(())
+}
+
+/// Tells whether preparing is to end: the session is stopped, or the platform stops.
+fn is_broken_off(actors: &Actors, hosted: &Hosted) -> impl Fn() -> bool + use<> {
+    let (given_up, stopping) = (hosted.given_up(), actors.stopping.clone());
+    move || given_up.load(Ordering::Relaxed) || stopping.load(Ordering::Relaxed)
 }
 
 async fn first_adapter(actors: &Actors, hosted: &Hosted) -> Result<FirstAdapter, PrepareError> {
@@ -188,7 +205,7 @@ async fn pack(
     let into = folder.path().to_owned();
     let bad_rows = natural(dataset.bad_rows);
     let (mode, count) = (hosted.settings.mode, natural(row.shard_count));
-    let given_up = hosted.given_up();
+    let is_broken_off = is_broken_off(actors, hosted);
     let packed = blocking(move || {
         let description = ModelDescription::open(&model)?;
         let chat = description.chat(Local::now())?;
@@ -200,7 +217,7 @@ async fn pack(
             mode,
             shards: u32::try_from(count).unwrap_or(u32::MAX),
         };
-        packing.write(&into, &|| given_up.load(Ordering::Relaxed))
+        packing.write(&into, &is_broken_off)
     })
     .await?;
     drop(local);

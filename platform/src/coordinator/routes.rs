@@ -16,11 +16,11 @@ use super::view::{CoordinatorView, FileView, ParticipantView, RoundView};
 use crate::auth::{CurrentUser, Role};
 use crate::database::{DatabaseError, now};
 use crate::error::{ApiError, ErrorCode};
-use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
+use crate::http::{NamePageQuery, Page, PageQuery, PathId, StrictJson, StrictQuery};
 use crate::models::target;
 use crate::rounds::state::{Answer, Event};
 use crate::rounds::store::{self, NewSession, ResultRow, SessionRow, natural};
-use crate::rounds::{Kind, SessionStatus, keys};
+use crate::rounds::{Kind, SessionStatus, deleting, keys};
 use crate::server::AppState;
 use crate::{artifacts, datasets};
 
@@ -161,6 +161,32 @@ pub async fn stop(
     Ok(web::Json(view(&state, row)?))
 }
 
+/// Deletes a session that has ended, with its final adapter and all other files.
+#[utoipa::path(delete, path = "/api/coordinators/{id}", tag = "volunteers", params(("id" = i64, Path)), responses(
+    (status = 204, description = "deleted"),
+    (status = 404, description = "no such session"),
+    (status = 409, description = "it has not ended, or its model is being measured"),
+))]
+pub async fn delete(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+    PathId(id): PathId<FederatedSessionId>,
+) -> Result<HttpResponse, ApiError> {
+    let row = visible(&state, &user, id).await?;
+    user.require_change(row.owner_id, "session")?;
+    deleting::delete(&state, id).await?;
+    if let Some(session) = state
+        .actors
+        .coordinators
+        .get(id)
+        .and_then(|one| one.session())
+    {
+        session.retire();
+    }
+    state.actors.coordinators.remove(id);
+    Ok(HttpResponse::NoContent().finish())
+}
+
 /// The rounds of a session with their results, newest first; the cursor is a round's number.
 #[utoipa::path(get, path = "/api/coordinators/{id}/rounds", tag = "volunteers", params(("id" = i64, Path), PageQuery),
     responses(
@@ -211,27 +237,30 @@ pub struct Items<T> {
     items: Vec<T>,
 }
 
-/// Who takes part in a session, and how they behave.
-#[utoipa::path(get, path = "/api/coordinators/{id}/participants", tag = "volunteers", params(("id" = i64, Path)),
-    responses(
-        (status = 200, body = Items<ParticipantView>, description = "the volunteers, by name"),
+/// Who takes part in a session, and how they behave, by name; the cursor is a name.
+#[utoipa::path(get, path = "/api/coordinators/{id}/participants", tag = "volunteers",
+    params(("id" = i64, Path), NamePageQuery), responses(
+        (status = 200, body = Page<ParticipantView>, description = "the volunteers"),
         (status = 404, description = "no such session"),
     ))]
 pub async fn participants(
     state: web::Data<AppState>,
     user: CurrentUser,
     PathId(id): PathId<FederatedSessionId>,
-) -> Result<web::Json<Items<ParticipantView>>, ApiError> {
+    StrictQuery(page): StrictQuery<NamePageQuery>,
+) -> Result<web::Json<Page<ParticipantView>>, ApiError> {
     let session_row = visible(&state, &user, id).await?;
-    let read = move |c: &mut _| store::participants(c, id);
+    let (limit, after) = (page.limit()?, page.after().to_owned());
+    let read = move |c: &mut _| store::participants_from(c, id, &after, limit + 1);
     let rows = state.database.read::<_, DatabaseError, _>(read).await?;
     let hosted = state.actors.coordinators.get(id);
     let session = hosted.and_then(|hosted| hosted.session());
-    let items = rows
-        .into_iter()
-        .map(|row| ParticipantView::of(row, session.as_deref(), session_row.max_refused))
-        .collect();
-    Ok(web::Json(Items { items }))
+    Ok(web::Json(Page::of(
+        rows,
+        limit,
+        |row| row.name.clone(),
+        |row| ParticipantView::of(row, session.as_deref(), session_row.max_refused),
+    )))
 }
 
 /// The files of the final adapter.

@@ -9,12 +9,11 @@ use actix_web::http::StatusCode;
 use trainyard_shared::ids::FederatedSessionId;
 
 use super::Refused;
+use crate::rounds::scratch::RESERVED_BYTES;
 
 /// Uploads that may be on their way at once, in all and from one address.
 const MOST_UPLOADS: usize = 512;
 const MOST_OF_ADDRESS: usize = 64;
-/// So much of the disk is never used for uploads: the database must still be able to write.
-const RESERVED_BYTES: u64 = 64 << 20;
 
 /// The uploads of the platform, of all sessions.
 #[derive(Default)]

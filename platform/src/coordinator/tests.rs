@@ -1,6 +1,8 @@
 //! Volunteer sessions over real sockets, with volunteers played by hand.
 
+mod ending;
 mod making;
+mod mishaps;
 mod requests;
 mod rounds;
 mod uploads;
@@ -53,7 +55,7 @@ pub(crate) async fn start_in(
 }
 
 /// Makes a session of the tiny model and waits until it is open; its number.
-async fn open(user: &Session<'_>, name: &str, more: Value) -> i64 {
+pub(crate) async fn open(user: &Session<'_>, name: &str, more: Value) -> i64 {
     let mut body = json!({
         "name": name, "base_model": "yard/tiny", "toplam_tur": 3, "n_parca": 2, "en_az": 2,
         "tur_zaman_asimi": 0, "lora": {"r": 2},

@@ -24,7 +24,7 @@ pub struct CoordinatorView {
     /// What volunteers add to the platform's address.
     path: String,
     status: SessionStatus,
-    /// Why it has failed.
+    /// Why it has failed, or has no final adapter.
     error: Option<String>,
     base_model: String,
     /// The job whose adapter was the first global one.
@@ -86,7 +86,9 @@ impl CoordinatorView {
             status => status,
         };
         let stands = session.as_deref().map(Stands::of);
-        let published = matches!(status, SessionStatus::Finished | SessionStatus::Stopped);
+        // One that was stopped without its adapter says why.
+        let published = matches!(status, SessionStatus::Finished | SessionStatus::Stopped)
+            && row.error.is_none();
         let timeout = row.rules().timeout;
         Ok(Self {
             id: row.id,

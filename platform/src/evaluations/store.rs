@@ -123,6 +123,20 @@ pub fn list(
     Ok(query.load(connection)?)
 }
 
+/// Whether an evaluation that has not ended measures the model.
+///
+/// # Errors
+/// Those of the database.
+pub fn uses_model(connection: &mut DbConnection, model: &str) -> Result<bool, DatabaseError> {
+    let found: Option<i64> = evaluations::table
+        .filter(evaluations::model.eq(model))
+        .filter(evaluations::ended_at.is_null())
+        .select(evaluations::id)
+        .first(connection)
+        .optional()?;
+    Ok(found.is_some())
+}
+
 /// Whether an evaluation that has not ended uses the data set.
 ///
 /// # Errors

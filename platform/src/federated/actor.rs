@@ -152,6 +152,23 @@ impl FederatedSession {
         )
     }
 
+    /// Nothing else is taken in before this has happened: a worker that was lost may be given to the session again
+    /// meanwhile, and must not be taken for lost after that.
+    fn happen_at_last(&mut self, event: Event) -> ResponseActFuture<Self, ()> {
+        let again = event.clone();
+        Box::pin(self.happen(event).then(move |done, session, _| {
+            let rest: ResponseActFuture<Self, ()> = match done {
+                Ok(()) => Box::pin(fut::ready(())),
+                Err(error) => {
+                    tracing::error!(session.id = %session.rounds.id(), %error, "what has happened is tried again");
+                    let wait = actix::clock::sleep(RETRY_DELAY).into_actor(session);
+                    Box::pin(wait.then(move |(), session, _| session.happen_at_last(again)))
+                }
+            };
+            rest
+        }))
+    }
+
     fn schedule(&mut self, context: &mut Context<Self>) {
         let next = self.state.next_due();
         if self.due.as_ref().map(|(at, _)| *at) == next {
@@ -344,13 +361,7 @@ impl Handler<Happened> for FederatedSession {
     type Result = AtomicResponse<Self, ()>;
 
     fn handle(&mut self, Happened(event): Happened, _: &mut Context<Self>) -> Self::Result {
-        let again = event.clone();
-        AtomicResponse::new(Box::pin(self.happen(event).map(|done, session, context| {
-            if let Err(error) = done {
-                tracing::error!(session.id = %session.rounds.id(), %error, "what has happened is tried again");
-                context.notify_later(Happened(again), RETRY_DELAY);
-            }
-        })))
+        AtomicResponse::new(self.happen_at_last(event))
     }
 }
 

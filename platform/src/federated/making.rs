@@ -2,6 +2,8 @@
 //!
 //! What breaks off before the session is open begins again at the next start; what was stored is stored again.
 
+use std::sync::atomic::Ordering;
+
 use trainyard_engine::adapter::AdapterConfig;
 use trainyard_shared::ids::{FederatedSessionId, WorkerId};
 
@@ -12,7 +14,7 @@ use crate::database::{DatabaseError, now, to_json_text};
 use crate::error::ApiError;
 use crate::rounds::beginning::{self, BeginningError};
 use crate::rounds::store::SessionRow;
-use crate::rounds::{self, SessionStatus};
+use crate::rounds::{self, SessionStatus, leftovers};
 use crate::workers::event::Occupation;
 
 /// Why a session could not be opened.
@@ -35,11 +37,19 @@ pub fn begin(actors: &Actors, row: SessionRow) {
         let Err(error) = make(&of_task, &row).await else {
             return;
         };
+        if of_task.stopping.load(Ordering::Relaxed) {
+            // The next start begins anew.
+            return;
+        }
         tracing::warn!(session.id = %id, %error, "federated session could not be opened");
         let why = error.to_string();
         let write = move |c: &mut _| rounds::store::fail(c, id, &why, now());
-        if let Err(error) = of_task.database.write::<_, DatabaseError, _>(write).await {
-            tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
+        match of_task.database.write::<_, DatabaseError, _>(write).await {
+            Ok(true) => leftovers::remove_all(&of_task, id).await,
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(session.id = %id, %error, "that a session has failed was not written down");
+            }
         }
     });
 }
@@ -59,7 +69,10 @@ async fn make(actors: &Actors, row: &SessionRow) -> Result<(), MakingError> {
     match actors.database.write(open).await {
         Ok(()) => {}
         // It was stopped meanwhile.
-        Err(DatabaseError::NotFound) => return Ok(()),
+        Err(DatabaseError::NotFound) => {
+            leftovers::remove_all(actors, id).await;
+            return Ok(());
+        }
         Err(error) => return Err(error.into()),
     }
     actor::start(actors, row).await?;

@@ -15,7 +15,7 @@ use crate::error::{ApiError, ErrorCode};
 use crate::http::{Page, PageQuery, PathId, StrictJson, StrictQuery};
 use crate::rounds::state::{Answer, Event};
 use crate::rounds::store::{self, SessionRow, natural};
-use crate::rounds::{Kind, keys};
+use crate::rounds::{Kind, deleting, keys};
 use crate::server::AppState;
 use crate::{datasets, workers};
 
@@ -172,6 +172,24 @@ pub async fn stop(
         }
     }
     Ok(web::Json(shown(&state, id).await?))
+}
+
+/// Deletes a session that has ended, with what it has made and all other files.
+#[utoipa::path(delete, path = "/api/federated/{id}", tag = "federated training", params(("id" = i64, Path)),
+    responses(
+    (status = 204, description = "deleted"),
+    (status = 404, description = "no such session"),
+    (status = 409, description = "it has not ended, or its model is being measured"),
+))]
+pub async fn delete(
+    state: web::Data<AppState>,
+    user: CurrentUser,
+    PathId(id): PathId<FederatedSessionId>,
+) -> Result<HttpResponse, ApiError> {
+    let row = visible(&state, &user, id).await?;
+    user.require_change(row.owner_id, "session")?;
+    deleting::delete(&state, id).await?;
+    Ok(HttpResponse::NoContent().finish())
 }
 
 fn ended(row: &SessionRow) -> ApiError {

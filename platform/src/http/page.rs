@@ -19,19 +19,49 @@ pub struct PageQuery {
     pub cursor: Option<String>,
 }
 
+/// What the query of a list by name holds.
+#[derive(Debug, Clone, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct NamePageQuery {
+    /// Items wanted, 1 to 200; 50 when absent.
+    pub limit: Option<i64>,
+    /// `next_cursor` of the page before: the last name on it.
+    pub cursor: Option<String>,
+}
+
+impl NamePageQuery {
+    /// How many items to show.
+    ///
+    /// # Errors
+    /// 400 when the limit is out of range.
+    pub fn limit(&self) -> Result<i64, ApiError> {
+        checked_limit(self.limit)
+    }
+
+    /// Only items with a name behind this one are wanted.
+    pub fn after(&self) -> &str {
+        self.cursor.as_deref().unwrap_or_default()
+    }
+}
+
+fn checked_limit(limit: Option<i64>) -> Result<i64, ApiError> {
+    match limit.unwrap_or(DEFAULT_LIMIT) {
+        limit @ 1..=MAX_LIMIT => Ok(limit),
+        _ => Err(ApiError::invalid_field(
+            "limit",
+            format!("must lie between 1 and {MAX_LIMIT}"),
+        )),
+    }
+}
+
 impl PageQuery {
     /// How many items to show.
     ///
     /// # Errors
     /// 400 when the limit is out of range.
     pub fn limit(&self) -> Result<i64, ApiError> {
-        match self.limit.unwrap_or(DEFAULT_LIMIT) {
-            limit @ 1..=MAX_LIMIT => Ok(limit),
-            _ => Err(ApiError::invalid_field(
-                "limit",
-                format!("must lie between 1 and {MAX_LIMIT}"),
-            )),
-        }
+        checked_limit(self.limit)
     }
 
     /// Only items with an id below this one are wanted.
@@ -53,18 +83,19 @@ impl PageQuery {
 /// One page of a list.
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
 pub struct Page<T> {
-    /// The items, newest first.
+    /// The items, newest first or by name.
     pub items: Vec<T>,
     /// Leads to the next page; null on the last one.
     pub next_cursor: Option<String>,
 }
 
 impl<T> Page<T> {
-    /// A page of rows with ids, made from up to `limit + 1` of them: the one too many shows that there are more.
-    pub fn of<R>(
+    /// A page of rows with ids or names, made from up to `limit + 1` of them: the one too many shows that there are
+    /// more.
+    pub fn of<R, I: ToString>(
         mut rows: Vec<R>,
         limit: i64,
-        id: impl Fn(&R) -> i64,
+        id: impl Fn(&R) -> I,
         show: impl FnMut(R) -> T,
     ) -> Self {
         let limit = usize::try_from(limit).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `GET /api/models`: the base models that workers have, and what jobs have made of them.
+//! `GET /api/models`: the base models that workers have, and what jobs and federated sessions have made of them.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use trainyard_shared::JobStatus;
 use trainyard_shared::training::TrainingConfig;
 use utoipa::ToSchema;
 
+use super::target::Origin;
 use crate::auth::CurrentUser;
 use crate::database::{DatabaseError, from_json_text, shown_time};
 use crate::error::ApiError;
 use crate::jobs::history;
 use crate::jobs::store::JobRow;
 use crate::server::AppState;
-use crate::{jobs, workers};
+use crate::{jobs, rounds, workers};
 
 /// Most workers and jobs that are looked at.
 const MAX_ROWS: i64 = 10_000;
@@ -24,22 +25,25 @@ const MAX_ROWS: i64 = 10_000;
 /// A model that can be worked with.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelView {
-    /// Its name at the hub, or `job-` and the job's number.
+    /// Its name at the hub, or `job-` or `federated-` and the number of what made it.
     id: String,
     kind: ModelKind,
-    /// What a job made it of.
+    /// What a job or a session made it of.
     #[serde(skip_serializing_if = "Option::is_none")]
     base_model: Option<String>,
     /// The job that made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     job_id: Option<i64>,
+    /// The federated session that made it, of workers or of volunteers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    federated_session_id: Option<i64>,
     /// The workers that have a base model.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     worker_ids: Vec<i64>,
-    /// Whether the files of what a job made are stored and checked, so that it can be asked.
+    /// Whether the files of what was made are stored and checked, so that it can be asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     verified: Option<bool>,
-    /// When a job made it.
+    /// When it was made.
     #[serde(skip_serializing_if = "Option::is_none")]
     created_at: Option<DateTime<Utc>>,
 }
@@ -67,7 +71,7 @@ impl ModelView {
 pub enum ModelKind {
     /// A model of the hub.
     Base,
-    /// An adapter that a job made for one.
+    /// An adapter that a job or a federated session made for one.
     Adapter,
     /// What a job made of one by training all its weights.
     Full,
@@ -97,7 +101,7 @@ struct Hardware {
     models: Vec<String>,
 }
 
-/// Base models seen on workers, and the results of completed jobs that one may see.
+/// Base models seen on workers, and the results of completed jobs and of federated sessions that one may see.
 #[utoipa::path(get, path = "/api/models", tag = "models",
     responses((status = 200, body = Models, description = "the models")))]
 pub async fn list(
@@ -114,13 +118,15 @@ pub async fn list(
 /// Those of the database.
 pub async fn visible(state: &AppState, user: &CurrentUser) -> Result<Vec<ModelView>, ApiError> {
     let owner = user.listed_owner();
-    let (workers, jobs, verified) = state
+    let (workers, jobs, verified, sessions) = state
         .database
         .read::<_, DatabaseError, _>(move |c| {
             let workers = workers::store::list(c, i64::MAX, MAX_ROWS)?;
             let completed = Some(JobStatus::Completed);
             let jobs = jobs::store::list(c, owner, completed, i64::MAX, MAX_ROWS)?;
-            Ok((workers, jobs, history::jobs_with_result_files(c)?))
+            let sessions = rounds::store::with_files(c, owner, MAX_ROWS)?;
+            let verified = history::jobs_with_result_files(c)?;
+            Ok((workers, jobs, verified, sessions))
         })
         .await?;
     let mut bases: BTreeMap<String, Vec<i64>> = BTreeMap::new();
@@ -137,6 +143,7 @@ pub async fn visible(state: &AppState, user: &CurrentUser) -> Result<Vec<ModelVi
         kind: ModelKind::Base,
         base_model: None,
         job_id: None,
+        federated_session_id: None,
         worker_ids,
         verified: None,
         created_at: None,
@@ -147,12 +154,28 @@ pub async fn visible(state: &AppState, user: &CurrentUser) -> Result<Vec<ModelVi
             kind: ModelKind::of_result(&job)?,
             base_model: Some(job.base_model),
             job_id: Some(job.id),
+            federated_session_id: None,
             worker_ids: Vec::new(),
             verified: Some(verified.contains(&job.id)),
             created_at: job.ended_at.map(shown_time),
         })
     });
-    bases.map(Ok).chain(results).collect()
+    let of_sessions = sessions.into_iter().map(|session| ModelView {
+        id: Origin::Federated(session.id()).name(),
+        kind: ModelKind::Adapter,
+        base_model: Some(session.base_model),
+        job_id: None,
+        federated_session_id: Some(session.id),
+        worker_ids: Vec::new(),
+        // The platform itself has merged and stored it.
+        verified: Some(true),
+        created_at: session.ended_at.map(shown_time),
+    });
+    bases
+        .map(Ok)
+        .chain(results)
+        .chain(of_sessions.map(Ok))
+        .collect()
 }
 
 #[cfg(test)]

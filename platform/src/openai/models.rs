@@ -13,7 +13,7 @@ use crate::server::AppState;
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct OpenAiModel {
-    /// `job-123`, or a base model's name.
+    /// `job-123`, `federated-4`, or a base model's name.
     id: String,
     object: &'static str,
     /// Seconds since 1970; 0 where it is not known.
@@ -28,7 +28,7 @@ pub struct OpenAiModels {
     data: Vec<OpenAiModel>,
 }
 
-/// Base models seen on workers, and finished jobs whose adapters one may use.
+/// Base models seen on workers, and finished jobs and federated sessions whose adapters one may use.
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI-compatible", responses(
     (status = 200, body = OpenAiModels, description = "the models"),
     (status = 401, body = OpenAiErrorBody, description = "no valid token"),

@@ -13,18 +13,21 @@ use std::time::Duration;
 use actix::prelude::*;
 use trainyard_shared::ids::FederatedSessionId;
 
+use super::leftovers::{remove_merged, sweep};
 use super::merging::{MergeFailure, Merging};
+use super::news;
 use super::participants::Participants;
-use super::publish;
-use super::session::{Live, Session};
+use super::recording::{Written, load, make, reload, write_down};
+use super::session::Session;
 use super::state::{Answer, Change, Decision, Event, Phase};
-use super::store::{self, Outcome, ResultRow, SessionRow, ShardRow, integer};
-use super::{keys, news};
+use super::store::{Outcome, ResultRow, integer, natural};
 use crate::actors::Actors;
 use crate::clock::Moment;
-use crate::database::{DatabaseError, DbConnection, now};
+use crate::database::{DatabaseError, now};
 use crate::storage::{StorageError, StoredObject};
 
+/// So often a result that cannot be read is tried before the round goes on without it.
+const TRIES_TO_READ: u32 = 3;
 /// Between two tries to do what could not be done.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// How often what was counted in memory is written down.
@@ -41,6 +44,8 @@ pub struct RoundActor {
     listener: Option<Recipient<RoundNews>>,
     deadline: Option<(Moment, SpawnHandle)>,
     is_merging: bool,
+    /// Merges of the round that have failed because a result could not be read.
+    unreadable: u32,
     /// The outcome of a write is not known.
     is_doubtful: bool,
 }
@@ -89,6 +94,11 @@ pub(super) struct Take {
 #[derive(Message)]
 #[rtype(result = "Result<Answer, Trouble>")]
 pub(super) struct Apply(pub(super) Event);
+
+/// The session is deleted.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(super) struct Retire;
 
 /// This has happened; it is tried again when it cannot be written down.
 #[derive(Message, Clone)]
@@ -142,7 +152,7 @@ pub async fn start(
             id,
             of_actor.database.clone(),
             of_actor.clock,
-            loaded.shard_count,
+            natural(loaded.row.shard_count),
             loaded.participants,
         );
         let session = Arc::new(Session::new(
@@ -158,6 +168,7 @@ pub async fn start(
             listener,
             deadline: None,
             is_merging: false,
+            unreadable: 0,
             is_doubtful: false,
         });
         // Only fails when whoever started it has given up.
@@ -167,74 +178,6 @@ pub async fn start(
         return Err(DatabaseError::Stopped);
     }
     given.await.map_err(|_| DatabaseError::Stopped)
-}
-
-struct Loaded {
-    row: SessionRow,
-    shards: Vec<ShardRow>,
-    shard_count: u64,
-    participants: Vec<store::ParticipantRow>,
-    live: Live,
-}
-
-/// Removes what a round that was merged leaves behind. What is not removed now is by the next start.
-async fn remove_merged(actors: &Actors, session: &Session, closed: u64) {
-    if session.live().rounds.round() <= closed {
-        return;
-    }
-    let removed = keys::remove_merged(actors.storage.as_ref(), session.id(), closed).await;
-    if let Err(error) = removed {
-        tracing::warn!(session.id = %session.id(), %error, "files of a merged round were not removed");
-    }
-}
-
-async fn load(actors: &Actors, id: FederatedSessionId) -> Result<Loaded, DatabaseError> {
-    let now = actors.clock.now();
-    actors
-        .database
-        .read(move |c| {
-            let row = store::row(c, id)?;
-            let live = load_live(c, &row, now)?;
-            let shards = store::shards(c, id)?;
-            // Whoever comes to a session that has ended is told so, and not counted.
-            let participants = match row.status()?.is_ended() {
-                true => Vec::new(),
-                false => store::participants(c, id)?,
-            };
-            Ok(Loaded {
-                shard_count: store::natural(row.shard_count),
-                row,
-                shards,
-                participants,
-                live,
-            })
-        })
-        .await
-}
-
-fn load_live(
-    connection: &mut DbConnection,
-    row: &SessionRow,
-    now: Moment,
-) -> Result<Live, DatabaseError> {
-    let rounds = store::load(connection, row, now)?;
-    let round = store::round(connection, row.id(), rounds.round())?;
-    Ok(Live {
-        rounds,
-        weights: StoredObject {
-            size_bytes: store::natural(round.weights_bytes),
-            sha256: round.weights_sha256,
-        },
-        trouble: None,
-        reason: None,
-    })
-}
-
-/// What is written down of a change, beside the change itself.
-enum Written {
-    Nothing,
-    Result(ResultRow),
-    Merged(Box<Outcome>),
 }
 
 impl RoundActor {
@@ -384,6 +327,7 @@ impl RoundActor {
             let merging = Merging {
                 storage: actors.storage.clone(),
                 scratch: actors.scratch.clone(),
+                stopping: actors.stopping.clone(),
             };
             let outcome = merging.run(&actors.database, &session.row, round).await;
             MergeEnded { round, outcome }
@@ -405,106 +349,49 @@ impl RoundActor {
         context.spawn(sweeping.into_actor(self));
     }
 
+    /// What the outcome of a merge means; none where it is to be tried again.
+    fn event_of(
+        &mut self,
+        round: u64,
+        outcome: Result<Outcome, MergeFailure>,
+        context: &mut Context<Self>,
+    ) -> Option<(Event, Written)> {
+        let without = |participants| {
+            let event = Event::Unusable {
+                round,
+                participants,
+            };
+            Some((event, Written::Nothing))
+        };
+        let tries = std::mem::take(&mut self.unreadable) + 1;
+        let trouble = match outcome {
+            Ok(outcome) => {
+                return Some((Event::Merged { round }, Written::Merged(Box::new(outcome))));
+            }
+            Err(MergeFailure::Unusable(participants)) => return without(participants),
+            Err(MergeFailure::Unreadable { participant, .. }) if tries >= TRIES_TO_READ => {
+                return without(vec![participant]);
+            }
+            Err(MergeFailure::Unreadable { participant, why }) => {
+                self.unreadable = tries;
+                format!("the result of {participant} cannot be read: {why}")
+            }
+            // The next start merges it.
+            Err(MergeFailure::Stopped) => return None,
+            Err(MergeFailure::Trouble(trouble)) => trouble,
+        };
+        tracing::error!(session.id = %self.id(), round, error = trouble, "the round is merged later");
+        self.session.update(|live| live.trouble = Some(trouble));
+        self.publish(false, context);
+        self.try_merge_again(context);
+        None
+    }
+
     fn try_merge_again(&mut self, context: &mut Context<Self>) {
         context.run_later(RETRY_DELAY, |round_actor, context| {
             round_actor.look(context);
         });
     }
-}
-
-/// Removes the files of rounds to which nothing refers any more: those of uploads and merges that were broken off.
-async fn sweep(actors: &Actors, id: FederatedSessionId, live: &Live) {
-    let (round, is_ended) = (live.rounds.round(), live.rounds.phase().is_ended());
-    let read = move |c: &mut _| store::results(c, id, round);
-    let swept = match actors.database.read::<_, DatabaseError, _>(read).await {
-        Ok(results) => {
-            let needed = match is_ended {
-                true => vec![keys::weights(id, round)],
-                false => keys::needed(id, round, results.iter().map(|row| row.number)),
-            };
-            keys::sweep(actors.storage.as_ref(), id, &needed)
-                .await
-                .map_err(Trouble::from)
-        }
-        Err(error) => Err(error.into()),
-    };
-    if let Err(error) = swept {
-        tracing::warn!(session.id = %id, %error, "files that nothing refers to were not removed");
-    }
-}
-
-/// The state as it is in the database; what was in memory may be wrong.
-async fn reload(actors: &Actors, session: &Session) -> Result<(), Trouble> {
-    let (id, now) = (session.id(), actors.clock.now());
-    let live = actors
-        .database
-        .read::<_, DatabaseError, _>(move |c| {
-            let row = store::row(c, id)?;
-            load_live(c, &row, now)
-        })
-        .await?;
-    session.update(|known| {
-        let rounds = live.rounds.clone().with_time_of(&known.rounds);
-        *known = Live { rounds, ..live };
-    });
-    Ok(())
-}
-
-/// Writes a change down; gives the global adapter where there is a new one.
-async fn write_down(
-    actors: &Actors,
-    session: &Session,
-    change: &Change,
-    written: Written,
-) -> Result<Option<StoredObject>, Trouble> {
-    let id = session.id();
-    let round = session.live().rounds.round();
-    match (change.clone(), written) {
-        (Change::Accepted { closes, .. }, Written::Result(row)) => {
-            let write = move |c: &mut _| store::accept(c, &row, closes);
-            actors.database.write::<_, DatabaseError, _>(write).await?;
-        }
-        (Change::Closed, _) => {
-            let write = move |c: &mut _| store::close(c, id);
-            actors.database.write::<_, DatabaseError, _>(write).await?;
-        }
-        (Change::Advanced, Written::Merged(outcome)) => {
-            let weights = outcome.weights.clone();
-            let is_last = round + 1 >= session.live().rounds.rules().total_rounds;
-            let files = match is_last {
-                true => Some(publish::final_adapter(actors, &session.row, round + 1).await?),
-                false => None,
-            };
-            let write =
-                move |c: &mut _| store::advance(c, id, round, &outcome, files.as_deref(), now());
-            actors.database.write::<_, DatabaseError, _>(write).await?;
-            return Ok(Some(weights));
-        }
-        (Change::Reopened(without), _) => {
-            let write = move |c: &mut _| store::reopen(c, id, round, &without);
-            actors.database.write::<_, DatabaseError, _>(write).await?;
-        }
-        (Change::Stopped, _) => {
-            let files = publish::final_adapter(actors, &session.row, round).await?;
-            let write = move |c: &mut _| store::stop(c, id, &files, now());
-            actors.database.write::<_, DatabaseError, _>(write).await?;
-        }
-        (Change::Overdue | Change::Adjusted { .. }, _) => {}
-        (Change::Accepted { .. } | Change::Advanced, _) => {
-            unreachable!("a result comes with its row, a merge with its outcome")
-        }
-    }
-    Ok(None)
-}
-
-fn make(session: &Session, change: Change, weights: Option<StoredObject>, now: Moment) {
-    session.update(|live| {
-        live.rounds.make(change, now);
-        live.trouble = None;
-        if let Some(weights) = weights {
-            live.weights = weights;
-        }
-    });
 }
 
 impl Actor for RoundActor {
@@ -568,6 +455,14 @@ impl Handler<Apply> for RoundActor {
     }
 }
 
+impl Handler<Retire> for RoundActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Retire, context: &mut Context<Self>) {
+        context.stop();
+    }
+}
+
 impl Handler<Happened> for RoundActor {
     type Result = AtomicResponse<Self, ()>;
 
@@ -587,25 +482,8 @@ impl Handler<MergeEnded> for RoundActor {
 
     fn handle(&mut self, ended: MergeEnded, context: &mut Context<Self>) -> Self::Result {
         self.is_merging = false;
-        let (event, written) = match ended.outcome {
-            Ok(outcome) => (
-                Event::Merged { round: ended.round },
-                Written::Merged(Box::new(outcome)),
-            ),
-            Err(MergeFailure::Unusable(participants)) => (
-                Event::Unusable {
-                    round: ended.round,
-                    participants,
-                },
-                Written::Nothing,
-            ),
-            Err(MergeFailure::Trouble(trouble)) => {
-                tracing::error!(session.id = %self.id(), round = ended.round, error = trouble, "the round is merged later");
-                self.session.update(|live| live.trouble = Some(trouble));
-                self.publish(false, context);
-                self.try_merge_again(context);
-                return AtomicResponse::new(Box::pin(fut::ready(())));
-            }
+        let Some((event, written)) = self.event_of(ended.round, ended.outcome, context) else {
+            return AtomicResponse::new(Box::pin(fut::ready(())));
         };
         let happened = self.happen(event, written);
         let closed = ended.round;

@@ -36,7 +36,7 @@ pub struct FirstAdapter {
 #[derive(Debug, thiserror::Error)]
 pub enum BeginningError {
     /// The base model is not to be had.
-    #[error(transparent)]
+    #[error("{}", .0.for_others())]
     Model(#[from] ModelUnavailable),
     /// The engine cannot do it, for a reason that names the file or the field.
     #[error(transparent)]

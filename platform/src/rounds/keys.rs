@@ -81,6 +81,20 @@ pub async fn sweep(
     Ok(())
 }
 
+/// Removes all files of a session.
+///
+/// # Errors
+/// As [`sweep`].
+pub async fn remove_all(
+    storage: &dyn ObjectStore,
+    session: FederatedSessionId,
+) -> Result<(), StorageError> {
+    for object in storage.list(&key(format!("federated/{session}"))).await? {
+        storage.delete(&object.key).await?;
+    }
+    Ok(())
+}
+
 /// Removes what a round that was merged leaves behind: its results and its velocity, and the weights of the one
 /// before it.
 ///

@@ -5,13 +5,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use trainyard_aggregation::{AggregationError, GlobalAdapter, Merge, Merged, Rule, Update, merge};
 use trainyard_engine::files;
 use trainyard_shared::ids::FederatedSessionId;
 
 use super::keys;
-use super::scratch::{LocalFile, Scratch};
+use super::scratch::{LocalFile, RESERVED_BYTES, Scratch};
 use super::store::{self, Outcome, ResultRow, SessionRow, natural};
 use crate::database::{Database, DatabaseError};
 use crate::storage::{ObjectStore, StorageError, StoredObject};
@@ -22,6 +23,8 @@ pub struct Merging {
     pub storage: Arc<dyn ObjectStore>,
     /// Where the outcome is written first.
     pub scratch: Scratch,
+    /// Set once the platform stops.
+    pub stopping: Arc<AtomicBool>,
 }
 
 /// Why a round was not merged.
@@ -29,6 +32,15 @@ pub struct Merging {
 pub enum MergeFailure {
     /// The files of these results are not any more what was checked.
     Unusable(Vec<String>),
+    /// The file of this result cannot be read; those before it could.
+    Unreadable {
+        /// Whose it is.
+        participant: String,
+        /// What the system or the store says.
+        why: String,
+    },
+    /// The platform stops.
+    Stopped,
     /// Something that a later try may find better, for people.
     Trouble(String),
 }
@@ -76,6 +88,7 @@ impl Merging {
         let read =
             move |c: &mut _| Ok((store::round(c, id, round)?, store::results(c, id, round)?));
         let (row, results) = database.read::<_, DatabaseError, _>(read).await?;
+        self.require_room(natural(row.weights_bytes))?;
         let inputs = self
             .inputs(session, round, row.has_velocity, results)
             .await?;
@@ -85,10 +98,24 @@ impl Merging {
             folder.path().join("velocity.safetensors"),
         );
         let (to, velocity_to) = (out.clone(), velocity_out.clone());
-        let merged = tokio::task::spawn_blocking(move || inputs.merge(&to, &velocity_to))
-            .await
-            .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
+        let stopping = self.stopping.clone();
+        let merged =
+            tokio::task::spawn_blocking(move || inputs.merge(&to, &velocity_to, &stopping))
+                .await
+                .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
         self.store(id, round + 1, merged, out, velocity_out).await
+    }
+
+    /// The new adapter, and beside it the velocity, which is at most twice as large: as f32 of two bytes a value.
+    fn require_room(&self, adapter_bytes: u64) -> Result<(), MergeFailure> {
+        if !self.scratch.has_room_for(3 * adapter_bytes)? {
+            let message = format!(
+                "the disk is full: a merge needs {} MiB",
+                (3 * adapter_bytes + RESERVED_BYTES) >> 20
+            );
+            return Err(MergeFailure::Trouble(message));
+        }
+        Ok(())
     }
 
     async fn inputs(
@@ -118,7 +145,12 @@ impl Merging {
                 Err(StorageError::NotFound) => {
                     return Err(MergeFailure::Unusable(vec![row.participant]));
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    return Err(MergeFailure::Unreadable {
+                        participant: row.participant,
+                        why: error.to_string(),
+                    });
+                }
             }
         }
         Ok(Inputs {
@@ -166,7 +198,12 @@ impl Merging {
 }
 
 impl Inputs {
-    fn merge(&self, out: &Path, velocity_out: &Path) -> Result<Merged, MergeFailure> {
+    fn merge(
+        &self,
+        out: &Path,
+        velocity_out: &Path,
+        stopping: &AtomicBool,
+    ) -> Result<Merged, MergeFailure> {
         let global = GlobalAdapter::open(self.global.path()).map_err(failure)?;
         let updates: Vec<Update> = self
             .updates
@@ -187,13 +224,19 @@ impl Inputs {
             outer_momentum: self.outer_momentum,
             threads: 0,
         };
-        merge(&to_merge, out, velocity_out).map_err(failure)
+        let is_stopped = || stopping.load(Ordering::Relaxed);
+        merge(&to_merge, out, velocity_out, &is_stopped).map_err(failure)
     }
 }
 
 fn failure(error: AggregationError) -> MergeFailure {
     match error {
         AggregationError::Changed { name, .. } => MergeFailure::Unusable(vec![name]),
+        AggregationError::Unreadable { name, source } => MergeFailure::Unreadable {
+            participant: name,
+            why: source.to_string(),
+        },
+        AggregationError::Stopped => MergeFailure::Stopped,
         other => MergeFailure::Trouble(other.to_string()),
     }
 }
@@ -206,4 +249,43 @@ pub(super) async fn content_of(file: PathBuf) -> std::io::Result<StoredObject> {
     let digested = tokio::task::spawn_blocking(move || files::digest(&file));
     let (size_bytes, sha256) = digested.await.map_err(std::io::Error::other)??;
     Ok(StoredObject { size_bytes, sha256 })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::coordinator::tests::{open, platform};
+
+    #[actix_web::test]
+    async fn a_round_is_not_merged_while_the_disk_has_no_room_for_that() {
+        let (platform, _models) = platform(&[]).await;
+        let admin = platform.admin().await;
+        let id = FederatedSessionId(open(&admin, "masal", json!({})).await);
+        let actors = &platform.server.state.actors;
+        let session = actors.coordinators.get(id).and_then(|one| one.session());
+        let row = &session.unwrap().row;
+        let why = async |scratch: Scratch| {
+            let merging = Merging {
+                storage: actors.storage.clone(),
+                scratch,
+                stopping: Arc::default(),
+            };
+            match merging.run(&actors.database, row, 0).await {
+                Err(MergeFailure::Trouble(why)) => why,
+                other => panic!("{other:?}"),
+            }
+        };
+        let full = actors
+            .scratch
+            .clone()
+            .on_a_disk_with(|_| Ok(RESERVED_BYTES));
+        assert!(why(full).await.contains("disk is full"));
+        assert!(
+            why(actors.scratch.clone())
+                .await
+                .contains("without a result")
+        );
+    }
 }

@@ -20,8 +20,8 @@ pub const MAX_PARTICIPANTS: usize = 100_000;
 const FORGOTTEN_AT_ONCE: usize = 1_000;
 /// Who asked within this time is there.
 const SEEN: Duration = Duration::from_secs(600);
-/// How old the number of those who are there may be.
-const SEEN_COUNT_AGE: Duration = Duration::from_secs(1);
+/// How old what was counted over all of them may be.
+const COUNT_AGE: Duration = Duration::from_secs(1);
 
 /// The participants of one session.
 pub struct Participants {
@@ -34,8 +34,10 @@ pub struct Participants {
 
 struct Inner {
     by_name: HashMap<String, Participant>,
-    /// Participants of each shard.
+    /// Those of each shard that are there or have brought something.
     load: Vec<u64>,
+    /// When that was last counted over all; joined since are counted one by one.
+    load_counted: Option<Moment>,
     joining: Vec<(String, u64)>,
     /// Those who were forgotten, to be removed from the database.
     leaving: Vec<String>,
@@ -49,7 +51,15 @@ struct Participant {
     refused: u64,
     /// Whether anything is known of it that must not be forgotten.
     has_sent: bool,
+    /// Whether a result of it counts.
+    has_result: bool,
     seen_at: Option<Moment>,
+}
+
+impl Participant {
+    fn is_there(&self, now: Moment) -> bool {
+        self.seen_at.is_some_and(|at| now.since(at) < SEEN)
+    }
 }
 
 /// Why somebody cannot take part.
@@ -72,18 +82,15 @@ impl Participants {
         shards: u64,
         known: Vec<ParticipantRow>,
     ) -> Self {
-        let mut load = vec![0; usize::try_from(shards.max(1)).unwrap_or(1)];
+        let load = vec![0; usize::try_from(shards.max(1)).unwrap_or(1)];
         let mut by_name = HashMap::with_capacity(known.len());
         for row in known {
-            let shard = natural(row.shard);
-            if let Some(load) = load.get_mut(shard as usize) {
-                *load += 1;
-            }
             let participant = Participant {
-                shard,
+                shard: natural(row.shard),
                 is_written: true,
                 refused: natural(row.refused),
                 has_sent: row.accepted > 0 || row.refused > 0,
+                has_result: row.accepted > 0,
                 seen_at: None,
             };
             by_name.insert(row.name, participant);
@@ -95,6 +102,7 @@ impl Participants {
             inner: Mutex::new(Inner {
                 by_name,
                 load,
+                load_counted: None,
                 joining: Vec::new(),
                 leaving: Vec::new(),
                 counted: HashMap::new(),
@@ -137,6 +145,7 @@ impl Participants {
             is_written: true,
             refused: 0,
             has_sent: true,
+            has_result: false,
             seen_at: None,
         };
         inner.by_name.insert(name.to_owned(), participant);
@@ -154,7 +163,7 @@ impl Participants {
         if inner.by_name.len() >= MAX_PARTICIPANTS && !inner.make_room(now) {
             return Err(JoinError::TooMany);
         }
-        let shard = inner.least_used();
+        let shard = inner.least_used(now);
         inner.load[shard] += 1;
         let shard = shard as u64;
         inner.joining.push((name.to_owned(), shard));
@@ -163,6 +172,7 @@ impl Participants {
             is_written: false,
             refused: 0,
             has_sent: false,
+            has_result: false,
             seen_at: Some(now),
         };
         inner.by_name.insert(name.to_owned(), participant);
@@ -236,6 +246,13 @@ impl Participants {
         }
     }
 
+    /// A result of it counts.
+    pub fn has_result(&self, name: &str) {
+        if let Some(known) = self.lock().by_name.get_mut(name) {
+            (known.has_sent, known.has_result) = (true, true);
+        }
+    }
+
     /// Counts a result that came too late.
     pub fn count_late(&self, name: &str) {
         let mut inner = self.lock();
@@ -266,12 +283,12 @@ impl Participants {
         let now = self.clock.now();
         let mut inner = self.lock();
         if let Some((at, count)) = inner.seen
-            && now.since(at) < SEEN_COUNT_AGE
+            && now.since(at) < COUNT_AGE
         {
             return count;
         }
-        let is_there = |one: &Participant| one.seen_at.is_some_and(|at| now.since(at) < SEEN);
-        let count = inner.by_name.values().filter(|one| is_there(one)).count();
+        let all = inner.by_name.values();
+        let count = all.filter(|one| one.is_there(now)).count();
         inner.seen = Some((now, count));
         count
     }
@@ -297,26 +314,38 @@ impl Inner {
         let mut idle: Vec<(Option<Moment>, String)> = self
             .by_name
             .iter()
-            .filter(|(_, one)| one.is_written && !one.has_sent)
-            .filter(|(_, one)| one.seen_at.is_none_or(|at| now.since(at) >= SEEN))
+            .filter(|(_, one)| one.is_written && !one.has_sent && !one.is_there(now))
             .map(|(name, one)| (one.seen_at, name.clone()))
             .collect();
         idle.sort_unstable();
         idle.truncate(FORGOTTEN_AT_ONCE);
         for (_, name) in &idle {
-            if let Some(gone) = self.by_name.remove(name)
-                && let Some(load) = self.load.get_mut(gone.shard as usize)
-            {
-                *load -= 1;
-            }
+            self.by_name.remove(name);
         }
         let has_room = !idle.is_empty();
         self.leaving.extend(idle.into_iter().map(|(_, name)| name));
         has_room
     }
 
-    /// The shard that the fewest have; of several the first.
-    fn least_used(&self) -> usize {
+    /// The shard that the fewest have of those who are there or have brought something; of several the first.
+    fn least_used(&mut self, now: Moment) -> usize {
+        if self
+            .load_counted
+            .is_none_or(|at| now.since(at) >= COUNT_AGE)
+        {
+            self.load.fill(0);
+            // After a start all have that time to come back.
+            let may_come_back = now.since(Moment::START) < SEEN;
+            let counts = |one: &Participant| {
+                one.has_result || one.is_there(now) || (one.seen_at.is_none() && may_come_back)
+            };
+            for one in self.by_name.values().filter(|one| counts(one)) {
+                if let Some(load) = self.load.get_mut(one.shard as usize) {
+                    *load += 1;
+                }
+            }
+            self.load_counted = Some(now);
+        }
         let by_load = self
             .load
             .iter()
@@ -330,5 +359,53 @@ impl Tally {
     fn add(&mut self, other: Self) {
         self.refused += other.refused;
         self.late += other.late;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inner(shards: usize) -> Inner {
+        Inner {
+            by_name: HashMap::new(),
+            load: vec![0; shards],
+            load_counted: None,
+            joining: Vec::new(),
+            leaving: Vec::new(),
+            counted: HashMap::new(),
+            seen: None,
+        }
+    }
+
+    fn one(shard: u64, has_result: bool, seen_at: Option<Moment>) -> Participant {
+        Participant {
+            shard,
+            is_written: true,
+            refused: 0,
+            has_sent: has_result,
+            has_result,
+            seen_at,
+        }
+    }
+
+    #[test]
+    fn names_that_only_asked_once_long_ago_take_no_place_in_a_shard() {
+        let mut inner = inner(3);
+        let now = Moment::START + 2 * SEEN;
+        // A hundred that have left fill two shards; two who train are in the third, one of them away for a while.
+        for number in 0..100 {
+            let left = one(number % 2, false, Some(Moment::START));
+            inner.by_name.insert(format!("left-{number}"), left);
+        }
+        let trains = [one(2, false, Some(now)), one(2, true, None)];
+        for (number, one) in trains.into_iter().enumerate() {
+            inner.by_name.insert(format!("trains-{number}"), one);
+        }
+        assert_eq!(inner.least_used(now), 0);
+        assert_eq!(inner.load, [0, 0, 2]);
+        // Counted anew only after a while; newcomers are counted as they come.
+        inner.load[0] += 1;
+        assert_eq!(inner.least_used(now), 1);
     }
 }

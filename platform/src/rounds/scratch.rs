@@ -15,11 +15,18 @@ use crate::storage::{ObjectStore, StorageError, StorageKey};
 /// Name of the folder in the data folder.
 const FOLDER: &str = "scratch";
 
+/// So much of the disk is never used for files on their way: the database must still be able to write.
+pub const RESERVED_BYTES: u64 = 64 << 20;
+
 /// The folder of files that are on their way.
 #[derive(Debug, Clone)]
 pub struct Scratch {
     folder: PathBuf,
+    free_space: FreeSpace,
 }
+
+/// Tells how many bytes are left on the file system that holds a path.
+type FreeSpace = fn(&Path) -> io::Result<u64>;
 
 /// A stored object as a file of this machine.
 #[derive(Debug)]
@@ -55,7 +62,13 @@ impl Scratch {
             .recursive(true)
             .mode(0o700)
             .create(&folder)?;
-        Ok(Self { folder })
+        Ok(Self { folder, free_space })
+    }
+
+    /// The same on a disk with so much space.
+    #[cfg(test)]
+    pub(crate) fn on_a_disk_with(self, free_space: FreeSpace) -> Self {
+        Self { free_space, ..self }
     }
 
     /// Bytes that are left for the platform's user on the disk.
@@ -63,8 +76,15 @@ impl Scratch {
     /// # Errors
     /// When the system does not tell.
     pub fn free_bytes(&self) -> io::Result<u64> {
-        let found = rustix::fs::statvfs(&self.folder)?;
-        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+        (self.free_space)(&self.folder)
+    }
+
+    /// Whether so many bytes can be written beside what is never used.
+    ///
+    /// # Errors
+    /// As [`Scratch::free_bytes`].
+    pub fn has_room_for(&self, bytes: u64) -> io::Result<bool> {
+        Ok(self.free_bytes()? >= bytes.saturating_add(RESERVED_BYTES))
     }
 
     /// A new file, removed when dropped.
@@ -111,4 +131,9 @@ impl Scratch {
         file.flush().await.map_err(failed)?;
         Ok(LocalFile::Copied(path))
     }
+}
+
+fn free_space(path: &Path) -> io::Result<u64> {
+    let found = rustix::fs::statvfs(path)?;
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

@@ -5,12 +5,13 @@
 use std::sync::{Arc, LazyLock, RwLock, RwLockReadGuard};
 
 use actix::Addr;
+use chrono::NaiveDateTime;
 use tempfile::TempPath;
 use tokio::sync::Semaphore;
 use trainyard_aggregation::{CheckError, GlobalAdapter, check};
 use trainyard_shared::ids::FederatedSessionId;
 
-use super::actor::{Apply, RoundActor, Take, Trouble};
+use super::actor::{Apply, Retire, RoundActor, Take, Trouble};
 use super::keys;
 use super::participants::Participants;
 use super::scratch::LocalFile;
@@ -47,6 +48,8 @@ pub struct Live {
     pub trouble: Option<String>,
     /// Why its participants do not bring it on, where somebody knows that better than the rounds themselves.
     pub reason: Option<String>,
+    /// When it ended, where it has.
+    pub ended_at: Option<NaiveDateTime>,
 }
 
 impl Live {
@@ -161,6 +164,11 @@ impl Session {
         }
     }
 
+    /// Ends its actor: the session is deleted.
+    pub fn retire(&self) {
+        self.actor.do_send(Retire);
+    }
+
     /// Takes a result in: it is checked whole against the global adapter, then stored, then counted. Whatever
     /// goes wrong changes nothing.
     ///
@@ -186,6 +194,7 @@ impl Session {
             .storage
             .put_file(&key, &file, &offered.content)
             .await?;
+        let participant = offered.participant.clone();
         let take = Take {
             participant: offered.participant,
             round: offered.round,
@@ -199,6 +208,9 @@ impl Session {
             Ok(answer) => answer,
             Err(_) => Err(DatabaseError::Stopped),
         };
+        if let Ok(Answer::Taken) = taken {
+            self.participants.has_result(&participant);
+        }
         // Where it is not known whether it was written down, the next start removes what nothing refers to.
         let is_superfluous = match &taken {
             Ok(answer) => *answer != Answer::Taken,

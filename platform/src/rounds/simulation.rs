@@ -3,6 +3,8 @@
 //! real ones; carried out here is what the actor carries out, in its order. What comes of it must have the same
 //! SHA-256 as a clean replay of the results that were accepted.
 
+mod parts;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use tempfile::TempDir;
 use trainyard_aggregation::{CheckError, GlobalAdapter, Merge, Rule, Update, check, merge};
 use trainyard_shared::ids::{FederatedSessionId, UserId};
 
+use self::parts::{Dice, adapter, digest, good_result, spoilt};
 use super::Kind;
 use super::state::{Answer, Change, Event, Phase, Rounds, Rules, Standing};
 use super::store::{self, NewSession, Outcome, ResultRow, SessionRow, integer};
@@ -26,33 +29,6 @@ const ENOUGH: usize = 12;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const OUTER_LR: f64 = 1.0;
 const OUTER_MOMENTUM: f64 = 0.5;
-
-/// A small generator of the same numbers every time (splitmix64).
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
-    }
-
-    fn below(&mut self, count: u64) -> u64 {
-        self.roll() % count
-    }
-
-    fn percent(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    fn shuffle<T>(&mut self, list: &mut [T]) {
-        for last in (1..list.len()).rev() {
-            list.swap(last, self.below(last as u64 + 1) as usize);
-        }
-    }
-}
 
 /// The process was killed.
 #[derive(Debug)]
@@ -74,36 +50,6 @@ struct Yard {
     kills: u32,
     refused: u64,
     counted_twice: u64,
-}
-
-fn digest(bytes: &[u8]) -> String {
-    use sha2::{Digest, Sha256};
-    hex::encode(Sha256::digest(bytes))
-}
-
-/// A safetensors file of two f32 tensors with these values.
-fn adapter(values: &[f32]) -> Vec<u8> {
-    let half = values.len() / 2;
-    let header = format!(
-        r#"{{"a.lora_A.weight":{{"dtype":"F32","shape":[{half}],"data_offsets":[0,{}]}},"a.lora_B.weight":{{"dtype":"F32","shape":[{half}],"data_offsets":[{},{}]}}}}"#,
-        4 * half,
-        4 * half,
-        8 * half
-    );
-    let mut header = header.into_bytes();
-    header.resize(header.len().next_multiple_of(8), b' ');
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend_from_slice(&header);
-    file.extend(values.iter().flat_map(|value| value.to_le_bytes()));
-    file
-}
-
-fn values(file: &[u8]) -> Vec<f32> {
-    let start = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
-    let values = file[start..].chunks_exact(4);
-    values
-        .map(|value| f32::from_le_bytes(value.try_into().unwrap()))
-        .collect()
 }
 
 impl Yard {
@@ -449,7 +395,7 @@ fn merged(
         outer_momentum: OUTER_MOMENTUM as f32,
         threads: 1,
     };
-    let merged = merge(&to_merge, out, velocity_out).unwrap();
+    let merged = merge(&to_merge, out, velocity_out, &|| false).unwrap();
     Outcome {
         weights: StoredObject {
             size_bytes: merged.size_bytes,
@@ -463,34 +409,6 @@ fn merged(
             .map(|one| (one.name, one.why.to_string()))
             .collect(),
         update_norm: merged.update_norm,
-    }
-}
-
-/// What an honest worker makes of the global adapter.
-fn good_result(global: &[u8], round: u64, worker: u64) -> Vec<u8> {
-    let mut dice = Dice(round << 8 | worker);
-    let trained: Vec<f32> = values(global)
-        .into_iter()
-        .map(|value| value + (dice.below(2_000) as f32 - 1_000.0) * 1e-5)
-        .collect();
-    adapter(&trained)
-}
-
-/// A bad upload: cut off, with NaN, of another shape, no safetensors at all, or far too large a change.
-fn spoilt(good: Vec<u8>, dice: &mut Dice) -> Vec<u8> {
-    let mut values = values(&good);
-    match dice.below(5) {
-        0 => good[..good.len() - 1 - dice.below(64) as usize].to_vec(),
-        1 => {
-            values[dice.below(64) as usize] = f32::NAN;
-            adapter(&values)
-        }
-        2 => adapter(&values[..62]),
-        3 => vec![0x80; 512],
-        _ => {
-            let far: Vec<f32> = values.iter().map(|value| value + 1e3).collect();
-            adapter(&far)
-        }
     }
 }
 

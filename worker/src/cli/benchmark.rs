@@ -8,8 +8,8 @@ use serde_json::json;
 use super::error::CliError;
 use super::output::Output;
 use crate::config::seconds;
-use crate::hardware::Machine;
 use crate::hardware::benchmark;
+use crate::hardware::{Machine, rounded};
 
 /// Options of `benchmark`.
 #[derive(Args)]
@@ -45,7 +45,7 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
          measured in       {} s",
         machine.cpu_name,
         machine.cpu_cores,
-        machine.ram_total_gb,
+        rounded(machine.ram_total_gb),
         shown(figures.tflops),
         shown(figures.memory_bandwidth_gbps),
         figures.max_batch_size_tested.unwrap_or(0),

@@ -21,6 +21,7 @@ use crate::engine::chat_template::Chat;
 use crate::engine::generate::{AnswerText, Finish, Generator, Next, Piece, SamplingOptions};
 use crate::engine::model::{Holding, Llama};
 use crate::engine::weights::ModelFiles;
+use crate::hardware::rounded;
 use crate::tasks::StopSignal;
 
 /// Options of `generate`.
@@ -210,7 +211,11 @@ impl Answer {
             "text": self.text,
             "tokens_generated": self.tokens,
             "finish": finish,
-            "metrics": {"ttft_ms": self.first_token_ms, "tps": tokens_per_second, "total_time_ms": self.total_ms},
+            "metrics": {
+                "ttft_ms": self.first_token_ms.map(rounded),
+                "tps": tokens_per_second.map(rounded),
+                "total_time_ms": rounded(self.total_ms),
+            },
         })
     }
 }

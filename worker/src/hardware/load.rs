@@ -105,7 +105,7 @@ impl LoadMeter {
 }
 
 /// To two decimals: more would be noise on the wire.
-fn rounded(value: f64) -> f64 {
+pub(crate) fn rounded(value: f64) -> f64 {
     (value * 100.0).round() / 100.0
 }
 

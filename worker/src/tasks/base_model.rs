@@ -33,6 +33,8 @@ pub struct ModelUnavailable {
     tried: Vec<(String, String)>,
     /// Whether one of the places may have it later.
     may_pass: bool,
+    /// This machine's folders, and how they are called to others.
+    folders: Vec<(String, &'static str)>,
 }
 
 impl fmt::Display for ModelUnavailable {
@@ -47,6 +49,17 @@ impl fmt::Display for ModelUnavailable {
 }
 
 impl std::error::Error for ModelUnavailable {}
+
+impl ModelUnavailable {
+    /// The same for people elsewhere: the settings of folders stand for their paths on this machine.
+    pub fn for_others(&self) -> String {
+        let mut text = self.to_string();
+        for (path, name) in &self.folders {
+            text = text.replace(path, name);
+        }
+        text
+    }
+}
 
 /// A model's name as a person or a job gives it, checked before it becomes part of a path: one or two
 /// parts of letters, digits, `-`, `_` and `.`, none of which begins with a dot.
@@ -139,6 +152,7 @@ impl ModelSource {
             id: model.huggingface_id.clone(),
             tried: Vec::new(),
             may_pass: false,
+            folders: named_folders(&self.settings),
         };
         let Some(id) = ModelId::parse(&model.huggingface_id) else {
             search.failed(
@@ -301,6 +315,15 @@ impl ModelUnavailable {
         self.may_pass |= error.may_pass() || error.is_about_room();
         self.failed(place, reason);
     }
+}
+
+/// The folders of the settings, a longer path before one that is the beginning of it.
+fn named_folders(settings: &ModelSettings) -> Vec<(String, &'static str)> {
+    let cache = settings.hub_cache.as_deref();
+    let mut folders = vec![(settings.models_dir.display().to_string(), "MODELS_DIR")];
+    folders.extend(cache.map(|path| (path.display().to_string(), "the hub's cache")));
+    folders.sort_by_key(|(path, _)| std::cmp::Reverse(path.len()));
+    folders
 }
 
 fn create_folder(folder: &Path) -> Result<(), TransferError> {

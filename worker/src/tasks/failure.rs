@@ -75,7 +75,9 @@ impl From<TransferError> for Failure {
 
 impl From<ModelUnavailable> for Failure {
     fn from(error: ModelUnavailable) -> Self {
-        Self::new(FailureKind::ModelUnavailable, error.to_string())
+        // Whoever runs the worker may know where that is; whoever runs the job need not.
+        tracing::warn!(%error, "no base model");
+        Self::new(FailureKind::ModelUnavailable, error.for_others())
     }
 }
 

@@ -30,6 +30,7 @@ use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::Reports;
 use crate::engine::generate::Finish;
 use crate::engine::model::LoadedAdapter;
+use crate::hardware::rounded;
 use pieces::Pieces;
 use request::{Request, refused};
 
@@ -242,11 +243,12 @@ impl Answer {
 
     /// Times from the moment at which the request came; null where there is no such time.
     fn metrics(&self, now: Instant) -> InferenceMetrics {
-        let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1000.0;
+        // To the microsecond: more would be noise on the wire.
+        let ms = |duration: std::time::Duration| (duration.as_secs_f64() * 1e6).round() / 1e3;
         let later = self.first_token.map(|first| now - first);
         let tps = later
             .filter(|later| self.tokens > 1 && !later.is_zero())
-            .map(|later| (self.tokens - 1) as f64 / later.as_secs_f64());
+            .map(|later| rounded((self.tokens - 1) as f64 / later.as_secs_f64()));
         let ttft = self.first_token.map(|first| ms(first - self.began));
         InferenceMetrics {
             ttft_ms: Some(ttft.unwrap_or(f64::NAN)),

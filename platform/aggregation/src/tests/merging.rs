@@ -1,6 +1,7 @@
 //! What is merged, left out, and written.
 
 use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use trainyard_engine::export::FloatType;
 
@@ -243,6 +244,24 @@ fn a_round_of_hundreds_of_results_keeps_few_files_open() {
 }
 
 #[test]
+fn a_merge_that_is_not_wanted_any_more_ends_at_the_next_piece_and_leaves_no_file() {
+    for rule in Rule::ALL {
+        let mut round = Round::of(&varied(1, 1.0)).with_rule(rule);
+        for (name, seed) in [("a", 2), ("b", 3), ("c", 4)] {
+            round.give(name, &varied(seed, 1.0));
+        }
+        let pieces = AtomicUsize::new(0);
+        let stopped = round.try_merge_until(&|| pieces.fetch_add(1, Ordering::Relaxed) > 0);
+        assert!(
+            matches!(stopped, Err(AggregationError::Stopped)),
+            "{rule}: {stopped:?}"
+        );
+        let left = fs::read_dir(round.folder.path()).unwrap().count();
+        assert_eq!(left, 4, "{rule}: the global adapter and three uploads");
+    }
+}
+
+#[test]
 fn a_merge_that_cannot_be_made_leaves_no_file() {
     let mut round = Round::of(&scalar(0.0));
     assert!(matches!(
@@ -258,6 +277,14 @@ fn a_merge_that_cannot_be_made_leaves_no_file() {
     fs::write(round.path("ali.update"), b"rot").unwrap();
     let changed = round.try_merge().unwrap_err();
     assert!(matches!(changed, AggregationError::Changed { name, .. } if name == "ali"));
+
+    round.updates.clear();
+    round.give("veli", &scalar(1.0));
+    round.give("ali", &scalar(1.0));
+    fs::remove_file(round.path("ali.update")).unwrap();
+    let lost = round.try_merge().unwrap_err();
+    assert!(matches!(lost, AggregationError::Unreadable { name, .. } if name == "ali"));
+    fs::remove_file(round.path("veli.update")).unwrap();
 
     round.updates.clear();
     round.give("ali", &scalar(1.0));

@@ -14,7 +14,8 @@ use trainyard_engine::export::{FloatType, PlannedTensor, safetensors_header};
 use trainyard_engine::weights::SafetensorsFile;
 
 use crate::{
-    AggregationError, CheckError, Checked, GlobalAdapter, Merge, Merged, Rule, Update, check, merge,
+    AggregationError, CheckError, Checked, GlobalAdapter, IsStopped, Merge, Merged, Rule, Update,
+    check, merge,
 };
 
 /// A tensor of a test's adapter.
@@ -129,6 +130,10 @@ impl Round {
     }
 
     fn try_merge(&self) -> Result<Merged, AggregationError> {
+        self.try_merge_until(&|| false)
+    }
+
+    fn try_merge_until(&self, is_stopped: IsStopped<'_>) -> Result<Merged, AggregationError> {
         let velocity = self.path("velocity.safetensors");
         let merged = Merge {
             global: &self.global,
@@ -143,6 +148,7 @@ impl Round {
             &merged,
             &self.path("next.safetensors"),
             &self.path("next_velocity.safetensors"),
+            is_stopped,
         )
     }
 

@@ -107,6 +107,46 @@ async fn g103_bodies_too_large_too_short_too_slow_or_encoded_are_refused_and_blo
     session.wait_for_round(1).await;
 }
 
+/// Whether the platform ends a connection on which chunks come for ever.
+async fn is_ended(platform: &Platform, path: &str, more: &str, status: u16) -> bool {
+    let mut socket = TcpStream::connect(platform.server.address).await.unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{more}Transfer-Encoding: chunked\r\n\r\n"
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = socket.split();
+    let chunk = format!("{:x}\r\n{}\r\n", 1 << 14, " ".repeat(1 << 14)).into_bytes();
+    let sending = async { while writer.write_all(&chunk).await.is_ok() {} };
+    let mut answer = Vec::new();
+    let reading = reader.read_to_end(&mut answer);
+    let both = async { tokio::join!(sending, reading) };
+    let ended = tokio::time::timeout(Duration::from_secs(30), both).await;
+    let answer = String::from_utf8_lossy(&answer).to_lowercase();
+    assert!(
+        answer.starts_with(&format!("http/1.1 {status} ")),
+        "{path}: {answer}"
+    );
+    assert!(answer.contains("connection: close"), "{path}: {answer}");
+    ended.is_ok()
+}
+
+#[actix_web::test]
+async fn g103_who_sends_chunks_for_ever_is_answered_and_loses_the_connection() {
+    let (platform, _models) = platform(&[]).await;
+    let admin = platform.admin().await;
+    open(&admin, "masal", json!({})).await;
+    let long = format!("X-Long: {}\r\n", "a".repeat(70_000));
+    for (path, more, status) in [
+        ("/c/masal/sonuc?isci=mallory&tur=0", "", 411),
+        ("/api/auth/login", "", 413),
+        ("/api/jobs", "", 401),
+        ("/nothing/here", "", 404),
+        ("/api/jobs", long.as_str(), 431),
+    ] {
+        assert!(is_ended(&platform, path, more, status).await, "{path}");
+    }
+}
+
 /// Promise P15.
 #[actix_web::test]
 async fn g106_an_upload_that_is_refused_half_way_changes_nothing() {

@@ -109,3 +109,22 @@ pub fn participants(
         .select(ParticipantRow::as_select())
         .load(connection)?)
 }
+
+/// Up to so many of those who take part whose names come after `after`, by name.
+///
+/// # Errors
+/// Those of the database.
+pub fn participants_from(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    after: &str,
+    limit: i64,
+) -> Result<Vec<ParticipantRow>, DatabaseError> {
+    Ok(federated_participants::table
+        .filter(federated_participants::session_id.eq(id.get()))
+        .filter(federated_participants::name.gt(after))
+        .order(federated_participants::name.asc())
+        .limit(limit)
+        .select(ParticipantRow::as_select())
+        .load(connection)?)
+}

@@ -244,3 +244,17 @@ async fn files_that_the_platform_offers_are_taken_before_the_hub_is_asked() {
     machine.find(&wanted).await.unwrap();
     assert_eq!(server.requests().last().unwrap().target, "/config.json");
 }
+
+#[actix_rt::test]
+async fn others_are_told_of_settings_and_not_of_paths_on_this_machine() {
+    let machine = Machine::new();
+    let http = Http::new(RetryPolicy::default()).unwrap();
+    let source = ModelSource::new(machine.settings.clone(), http);
+    let error = source.find_description("org/name").await.unwrap_err();
+    let folder = machine.folder.path().display().to_string();
+    assert!(error.to_string().contains(&folder), "{error}");
+    let told = error.for_others();
+    assert!(!told.contains(&folder), "{told}");
+    assert!(told.contains("MODELS_DIR/org/name: not there"), "{told}");
+    assert!(told.contains("the hub's cache: "), "{told}");
+}
