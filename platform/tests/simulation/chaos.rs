@@ -4,7 +4,7 @@
 use trainyard_platform::jobs::event::Event as JobEvent;
 use trainyard_platform::jobs::state::JobState;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use trainyard_shared::message::{EnrollmentComplete, EnrollmentCompleteData};
 
 use crate::database::{JobRow, WorkerRow};
@@ -16,6 +16,9 @@ use crate::world::{Event, World};
 
 const WORKERS: u64 = 3;
 const MOST_JOBS: usize = 8;
+const MOST_SESSIONS: usize = 3;
+/// So long after everything was repaired the sessions have to go on by themselves.
+const SESSIONS_GO_ON_MS: u64 = 15 * 60_000;
 
 /// Something that happens from outside.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +26,8 @@ pub enum Mishap {
     /// The next one is chosen.
     Any,
     StartPlatform,
+    /// An operator ends all sessions: some wait for workers that will not come.
+    StopSessions,
 }
 
 impl World {
@@ -48,6 +53,9 @@ impl World {
         for _ in 0..3 {
             self.submit();
         }
+        if self.random.chance(700) {
+            self.make_session();
+        }
         self.mishap_later();
     }
 
@@ -64,13 +72,18 @@ impl World {
                 self.mishap_later();
             }
             Mishap::StartPlatform => self.start_platform(),
+            Mishap::StopSessions => {
+                for session in self.database.sessions.keys().copied().collect::<Vec<_>>() {
+                    self.stop_session(session);
+                }
+            }
         }
     }
 
     fn any_mishap(&mut self) {
         let machine = self.random.below(self.machines.len() as u64) as usize;
         let link = self.link_of(machine);
-        match (self.random.below(20), link) {
+        match (self.random.below(22), link) {
             (0 | 1, Some(link)) => self.cut(link),
             (2, Some(link)) => {
                 self.note(|| format!("link {link} dies without a word"));
@@ -110,6 +123,14 @@ impl World {
             (15, _) => self.twin_comes_or_goes(),
             (16 | 17, _) => self.submit(),
             (18, _) => self.user_does(JobEvent::StopAsked),
+            (19, _) if self.answers() && self.database.sessions.len() < MOST_SESSIONS => {
+                self.make_session();
+            }
+            (20, _) if self.answers() && !self.database.sessions.is_empty() => {
+                let most = self.database.sessions.len() as u64;
+                let session = FederatedSessionId(self.random.between(1, most) as i64);
+                self.stop_session(session);
+            }
             _ => self.user_does(JobEvent::ResumeAsked),
         }
     }
@@ -250,6 +271,7 @@ impl World {
         self.note(|| "everything is repaired".to_owned());
         self.healed = true;
         self.record.healed_at = self.now;
+        self.schedule_in(SESSIONS_GO_ON_MS, Event::Mishap(Mishap::StopSessions));
         self.database.troubled_until = 0;
         self.platform.paused_until = self.platform.paused_until.min(self.now);
         self.start_platform();

@@ -8,8 +8,9 @@ use trainyard_platform::jobs::event::{Record, Transition, TransitionKind};
 use trainyard_platform::jobs::phase::Phase;
 use trainyard_platform::jobs::state::JobState;
 use trainyard_platform::workers::placement::{Shares, WaitingJob};
-use trainyard_shared::ids::{JobId, UserId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, UserId, WorkerId};
 
+use crate::sessions::SessionRow;
 use crate::world::{Broken, World};
 
 /// A job's row, as it would be read back.
@@ -32,6 +33,7 @@ pub struct WorkerRow {
 pub struct Database {
     pub jobs: BTreeMap<JobId, JobRow>,
     pub workers: BTreeMap<WorkerId, WorkerRow>,
+    pub sessions: BTreeMap<FederatedSessionId, SessionRow>,
     /// Writes in line, of the platform's present run.
     pub waiting: VecDeque<Write>,
     /// Until then, writes fail now and then.

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use trainyard_platform::federated::state::Event as SessionEvent;
 use trainyard_platform::jobs::event::{Answer, Event as JobEvent};
 use trainyard_platform::workers::placement::{Abilities, place};
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use trainyard_shared::message::ErrorCode;
 
 use crate::jobs::{Letter, ReplyTo};
@@ -16,6 +17,9 @@ use crate::world::World;
 pub struct Dispatcher {
     looking: bool,
     poked: bool,
+    /// Workers that sessions are to get, and those of the first that are taken for it.
+    sessions: VecDeque<(FederatedSessionId, VecDeque<WorkerId>)>,
+    given: Vec<WorkerId>,
     pairs: VecDeque<(JobId, WorkerId)>,
     /// The pair that is being worked on.
     pair: Option<(JobId, WorkerId)>,
@@ -25,6 +29,7 @@ pub struct Dispatcher {
 pub enum Round {
     Begin,
     Free(BTreeMap<WorkerId, Abilities>),
+    Occupied(bool),
     Claimed(bool),
     Assigned(Result<Answer, ErrorCode>),
     Next,
@@ -45,11 +50,21 @@ impl World {
         let pair = self.process().dispatcher.pair;
         match (round, pair) {
             (Round::Begin, _) => self.tell_supervisor(ToSupervisor::GetFree),
-            (Round::Free(free), _) => {
+            (Round::Free(mut free), _) => {
+                let sessions = self.choose_for_sessions(&mut free);
                 let (waiting, shares) = self.database.queue();
                 let pairs = place(&waiting, &free, &shares);
-                self.process().dispatcher.pairs = pairs.into();
-                self.next_pair();
+                let dispatcher = &mut self.process().dispatcher;
+                dispatcher.pairs = pairs.into();
+                dispatcher.sessions = sessions;
+                self.next_of_session();
+            }
+            (Round::Occupied(is_taken), _) => {
+                let dispatcher = &mut self.process().dispatcher;
+                let (_, left) = dispatcher.sessions.front_mut().expect("one is asked for");
+                let worker = left.pop_front().expect("one is asked for");
+                dispatcher.given.extend(is_taken.then_some(worker));
+                self.next_of_session();
             }
             (Round::Claimed(true), Some((job, worker))) => {
                 let letter = Letter {
@@ -77,6 +92,31 @@ impl World {
             (Round::Next | Round::Claimed(false), _) => self.next_pair(),
             (Round::Claimed(true) | Round::Assigned(_), None) => unreachable!("a round has a pair"),
         }
+    }
+
+    /// Sessions go before jobs; all that one gets are given to it together.
+    fn next_of_session(&mut self) {
+        let dispatcher = &mut self.process().dispatcher;
+        let Some((session, left)) = dispatcher.sessions.front() else {
+            return self.next_pair();
+        };
+        let session = *session;
+        if let Some(&worker) = left.front() {
+            return self.tell_supervisor(ToSupervisor::Occupy { worker, session });
+        }
+        dispatcher.sessions.pop_front();
+        let given = std::mem::take(&mut dispatcher.given);
+        let event = SessionEvent::WorkersGiven(given.clone());
+        if !given.is_empty() && !self.tell_session(session, event) {
+            for worker in given {
+                self.tell_supervisor(ToSupervisor::Vacate {
+                    worker,
+                    session,
+                    said_by_worker: true,
+                });
+            }
+        }
+        self.next_of_session();
     }
 
     fn next_pair(&mut self) {

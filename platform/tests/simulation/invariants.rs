@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use trainyard_platform::jobs::event::{Event as JobEvent, News, Transition, TransitionKind};
 use trainyard_platform::jobs::phase::Phase;
 use trainyard_platform::jobs::state::JobState;
-use trainyard_platform::workers::event::Generation;
+use trainyard_platform::federated::state::Doing;
+use trainyard_platform::workers::event::{Generation, Occupation};
 use trainyard_platform::workers::lease::Lease;
-use trainyard_shared::ids::{JobId, MessageId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, MessageId, WorkerId};
 use trainyard_shared::message::{ErrorCode, FromWorker};
 use trainyard_shared::{FailureKind, JobStatus};
 use trainyard_worker::connection::waiting::{JobAttempt, ended_job};
@@ -43,6 +44,8 @@ pub struct Record {
     begun: BTreeSet<(usize, u32, JobAttempt)>,
     shown: BTreeMap<JobId, Shown>,
     without_owner_since: BTreeMap<JobId, u64>,
+    /// Since when a worker and a session do not agree on whether it takes part.
+    disagree_since: BTreeMap<(FederatedSessionId, WorkerId), u64>,
 }
 
 /// How a job was last shown to dashboards by the present run of the platform.
@@ -70,6 +73,7 @@ impl Record {
         self.draining.clear();
         self.losses.clear();
         self.without_owner_since.clear();
+        self.disagree_since.clear();
     }
 
     pub fn connected(&mut self, worker: WorkerId) {
@@ -358,11 +362,81 @@ impl World {
                 late = Some((*job, row.state.status(), self.now - since));
             }
         }
+        self.check_sessions(sees);
         if let Some((job, status, late_ms)) = late {
             self.violated(|| {
                 format!("job {job} is {status} for {late_ms} ms without anybody who has it")
             });
         }
+    }
+
+    /// A worker has one thing to do. Beyond the stated time no session counts on a worker that does not train for
+    /// it, and no worker is kept for a session, or trains for one, that does not count on it.
+    fn check_sessions(&mut self, sees: bool) {
+        let Some(process) = self.platform.process.as_ref().filter(|_| sees) else {
+            return self.record.disagree_since.clear();
+        };
+        let mut disagree = BTreeMap::new();
+        let mut twice = None;
+        for (id, actor) in &process.federated {
+            for (worker, member) in actor.state.members() {
+                if matches!(member.doing, Doing::Trains { .. }) && !self.trains_for(*id, *worker) {
+                    disagree.insert((*id, *worker), "counts on a worker that does not train for it");
+                }
+            }
+        }
+        for worker in self.database.workers.keys() {
+            let fleet = &process.supervisor.fleet;
+            let Some(Occupation::Session(id)) = fleet.occupation_of(*worker) else {
+                continue;
+            };
+            if fleet.view(*worker).is_some_and(|view| view.holds.is_some()) {
+                twice = Some(*worker);
+            }
+            let actor = process.federated.get(&id);
+            if !actor.is_some_and(|actor| actor.state.members().contains_key(worker)) {
+                disagree.insert((id, *worker), "keeps a worker that does not take part");
+            }
+        }
+        for machine in self.machines.iter().take(self.twin()) {
+            let Some(id) = machine.current_session().filter(|_| machine.is_registered()) else {
+                continue;
+            };
+            let actor = process.federated.get(&id);
+            if !actor.is_some_and(|actor| actor.state.members().contains_key(&machine.worker)) {
+                let key = (id, machine.worker);
+                disagree.insert(key, "has ended for a worker that still takes part");
+            }
+        }
+        let (now, known) = (self.now, std::mem::take(&mut self.record.disagree_since));
+        let mut late = None;
+        for (key, what) in disagree {
+            let since = known.get(&key).copied().unwrap_or(now);
+            self.record.disagree_since.insert(key, since);
+            if now - since > RUNNING_MS {
+                late = Some((key, what, now - since));
+            }
+        }
+        if let Some(worker) = twice {
+            self.violated(|| format!("worker {worker} has a job and a session"));
+        }
+        if let Some(((id, worker), what, late_ms)) = late {
+            self.violated(|| format!("session {id} {what}: worker {worker}, for {late_ms} ms"));
+        }
+    }
+
+    /// Whether a worker that is connected takes part in a session, or has a result of its to deliver.
+    fn trains_for(&self, id: FederatedSessionId, worker: WorkerId) -> bool {
+        self.machines.iter().enumerate().any(|(index, machine)| {
+            machine.worker == worker
+                && machine.is_registered()
+                && machine.paused_until <= self.now
+                && (machine.current_session() == Some(id)
+                    || !machine.disk.outbox.undelivered_rounds(id).is_empty())
+                && self
+                    .link_of(index)
+                    .is_some_and(|link| !self.links[link].dead)
+        })
     }
 
     /// Whether everything has come to rest: nothing is with a worker, nothing waits that could run, and every
@@ -399,6 +473,9 @@ impl World {
             if let Some(running) = &running.running {
                 return Some(format!("machine {index} trains {:?}", running.job));
             }
+            if let Some(session) = machine.current_session() {
+                return Some(format!("machine {index} takes part in session {session}"));
+            }
             if !machine.disk.outbox.is_empty() {
                 return Some(format!(
                     "machine {index} has {} messages left",
@@ -412,10 +489,16 @@ impl World {
                 return Some(format!("job {job} is {}", row.state.status()));
             }
         }
+        if let Some((id, _)) = self.database.sessions.iter().find(|(_, row)| !row.ended) {
+            return Some(format!("session {id} is open"));
+        }
         for worker in self.database.workers.keys() {
             let view = process.supervisor.fleet.view(*worker)?;
             if let Some(job) = view.holds {
                 return Some(format!("worker {worker} is thought to have job {job}"));
+            }
+            if let Some(with) = process.supervisor.fleet.occupation_of(*worker) {
+                return Some(format!("worker {worker} is thought to have {with:?}"));
             }
         }
         None

@@ -3,8 +3,9 @@
 //! repeats, unclear writes, full disks and lost power. After every event all invariants are checked
 //! (`invariants.rs`); at the end everything is repaired and has to come to rest.
 //!
-//! Real: `workers::{state, lease, placement, job_messages}`, `jobs::{state, progress}`, the worker's `slot`,
-//! `backoff` and `waiting`. Played: what the actors do around them, the sockets, the database and the disk.
+//! Real: `workers::{state, lease, placement, job_messages}`, `jobs::{state, progress}`, `federated::state`, the
+//! worker's `slot`, `backoff` and `waiting`. Played: what the actors do around them, the rounds of sessions, the
+//! sockets, the database and the disk.
 //!
 //! `SIMULATION_SEED=n` replays one seed and prints its trace; `SIMULATION_SEEDS=n` runs so many (default 10,000).
 
@@ -18,6 +19,8 @@ mod jobs;
 mod network;
 mod platform;
 mod random;
+mod rounds;
+mod sessions;
 mod storm;
 mod supervisor;
 mod training;
@@ -139,6 +142,16 @@ fn a_restart_that_forgets_jobs_is_found() {
 #[test]
 fn a_job_that_is_started_twice_is_found() {
     is_found(Broken::StartsTwice, 2_000, "a second time");
+}
+
+#[test]
+fn a_restart_that_forgets_who_takes_part_in_sessions_is_found() {
+    is_found(Broken::RestartForgetsSessions, 500, "session");
+}
+
+#[test]
+fn a_session_that_is_not_told_of_a_lost_worker_is_found() {
+    is_found(Broken::SessionNewsLost, 500, "session");
 }
 
 #[test]

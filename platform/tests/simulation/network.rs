@@ -1,6 +1,7 @@
 //! The network: links that carry frames in order, and how they break. What is on its way when a process dies
 //! still arrives; what is on its way when a link is cut does not. A dead link can look alive to both ends.
 
+use trainyard_shared::ids::FederatedSessionId;
 use trainyard_shared::message::{FromWorker, ToWorker};
 
 use crate::world::{Event, World};
@@ -19,6 +20,12 @@ pub enum Side {
 pub enum Frame {
     FromWorker(Box<FromWorker>),
     ToWorker(Box<ToWorker>),
+    /// `start_federated_training`, or `load_aggregated_weights` and `continue_round`.
+    RoundAsked {
+        session: FederatedSessionId,
+        round: u64,
+        begins: bool,
+    },
     Ping,
     Pong,
     Close(u16),

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 
 use trainyard_platform::clock::Moment;
 use trainyard_platform::jobs::event::{Answer, Event as JobEvent};
-use trainyard_platform::workers::event::{ReportedBy, SelfReport};
+use trainyard_platform::workers::event::{NamedWork, ReportedBy, SelfReport};
 use trainyard_platform::workers::job_messages::{self, JobMessage};
 use trainyard_platform::workers::lease::Lease;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use trainyard_shared::message::{
     Ack, AuthFailed, Authenticated, Error, ErrorCode, FromWorker, ToWorker,
 };
@@ -17,6 +17,7 @@ use trainyard_shared::message::{
 use crate::dispatcher::{Dispatcher, Round};
 use crate::jobs::{JobActor, Letter, ReplyTo};
 use crate::network::{Frame, LinkId, Side};
+use crate::sessions::{SessionActor, SessionEvent};
 use crate::supervisor::{Supervisor, ToSupervisor};
 use crate::world::{Broken, Event, World};
 
@@ -64,6 +65,11 @@ pub enum PlatformEvent {
     Written,
     /// A job reads its row anew.
     Reread(JobId),
+    Session(FederatedSessionId, SessionEvent),
+    /// What a session could not write down is tried again.
+    SessionAgain(FederatedSessionId),
+    /// News of a worker goes out to a session.
+    CarryOfSession,
 }
 
 #[derive(Default)]
@@ -79,6 +85,7 @@ pub struct Process {
     pub supervisor: Supervisor,
     pub dispatcher: Dispatcher,
     pub jobs: BTreeMap<JobId, JobActor>,
+    pub federated: BTreeMap<FederatedSessionId, SessionActor>,
 }
 
 /// One worker's connection.
@@ -145,6 +152,9 @@ impl World {
             }
             PlatformEvent::Written => self.written(),
             PlatformEvent::Reread(job) => self.reread(job),
+            PlatformEvent::Session(id, event) => self.session_event(id, event),
+            PlatformEvent::SessionAgain(id) => self.session_again(id),
+            PlatformEvent::CarryOfSession => self.carry_news_of_session(),
         }
     }
 
@@ -160,10 +170,12 @@ impl World {
             supervisor: Supervisor::new(),
             dispatcher: Dispatcher::default(),
             jobs: BTreeMap::new(),
+            federated: BTreeMap::new(),
         });
         self.record.platform_started();
         let held = self.database.with_workers();
         self.take_up_workers(&held);
+        self.take_up_sessions();
         if self.broken != Some(Broken::RestartForgetsJobs) {
             for (job, _) in held {
                 self.wake_job(job);
@@ -320,7 +332,7 @@ impl World {
             Some(Frame::Ping) => self.send(link, Side::Platform, Frame::Pong),
             Some(Frame::Close(_)) => return self.session_gone(link),
             Some(Frame::FromWorker(message)) => self.take(link, *message),
-            Some(Frame::Pong | Frame::ToWorker(_)) => {}
+            Some(Frame::Pong | Frame::ToWorker(_) | Frame::RoundAsked { .. }) => {}
         }
         self.platform_soon(PlatformEvent::Read(link));
     }
@@ -356,19 +368,30 @@ impl World {
     }
 
     fn take_from_registered(&mut self, link: LinkId, lease: Lease, message: FromWorker) {
+        let mut named = NamedWork::default();
         let report = match message {
-            FromWorker::Heartbeat(heartbeat) => SelfReport {
-                by: ReportedBy::Heartbeat,
-                status: heartbeat.status,
-                current_job: heartbeat.current_job_id,
-            },
-            FromWorker::Pong(pong) => job_messages::self_report(&pong),
+            FromWorker::Heartbeat(heartbeat) => {
+                named.sessions = heartbeat.current_session_ids;
+                SelfReport {
+                    by: ReportedBy::Heartbeat,
+                    status: heartbeat.status,
+                    current_job: heartbeat.current_job_id,
+                }
+            }
+            FromWorker::Pong(pong) => {
+                named.sessions = pong.current_session_ids.clone();
+                job_messages::self_report(&pong)
+            }
             FromWorker::WorkerMetrics(metrics) => SelfReport {
                 by: ReportedBy::Metrics,
                 status: metrics.data.status,
                 current_job: None,
             },
             FromWorker::Error(_) => return,
+            message @ (FromWorker::FederatedUpdate(_) | FromWorker::FederatedFailed(_)) => {
+                self.session(link).expect("it reads").busy = true;
+                return self.take_of_session(link, &lease, message);
+            }
             other => return self.take_work_message(link, lease, other),
         };
         self.session(link).expect("it reads").busy = true;
@@ -376,6 +399,7 @@ impl World {
             link,
             lease,
             report,
+            named,
         });
     }
 
@@ -395,6 +419,16 @@ impl World {
             reply_to: ReplyTo::Session(link, Box::new(sent)),
         };
         self.post(job, letter);
+    }
+
+    /// The session has answered a message about it.
+    pub fn session_message_answered(
+        &mut self,
+        link: LinkId,
+        message: &FromWorker,
+        answer: Result<(), ErrorCode>,
+    ) {
+        self.work_message_answered(link, message, answer.map(|()| Answer::Taken));
     }
 
     /// The job has answered a message about it.

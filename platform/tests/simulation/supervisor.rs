@@ -7,13 +7,13 @@ use std::time::Duration;
 use trainyard_platform::clock::Moment;
 use trainyard_platform::jobs::event::Event as JobEvent;
 use trainyard_platform::workers::event::{
-    CloseReason, Delivery, FleetEffect, Generation, SelfReport, WorkerNews,
+    CloseReason, Delivery, FleetEffect, Generation, NamedWork, Occupation, SelfReport, WorkerNews,
 };
 use trainyard_platform::workers::lease::{Lease, Presence};
 use trainyard_platform::workers::placement::Abilities;
 use trainyard_platform::workers::state::{Fleet, FleetTiming};
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use trainyard_shared::message::{EnrollmentComplete, Ping, StopTraining, ToWorker};
 use trainyard_shared::{WorkerStatus, WorkerType};
 
@@ -21,6 +21,7 @@ use crate::dispatcher::Round;
 use crate::jobs::Letter;
 use crate::network::{Frame, LinkId, Side};
 use crate::platform::PlatformEvent;
+use crate::sessions::SessionEvent;
 use crate::world::{Broken, World};
 
 pub const HEARTBEAT_TIMEOUT_MS: u64 = 90_000;
@@ -43,8 +44,18 @@ pub enum ToSupervisor {
         link: LinkId,
         lease: Lease,
         report: SelfReport,
+        named: NamedWork,
     },
     GetFree,
+    Occupy {
+        worker: WorkerId,
+        session: FederatedSessionId,
+    },
+    Vacate {
+        worker: WorkerId,
+        session: FederatedSessionId,
+        said_by_worker: bool,
+    },
     Claim {
         worker: WorkerId,
         job: JobId,
@@ -87,6 +98,7 @@ pub struct Supervisor {
     pub fleet: Fleet,
     entries: BTreeMap<WorkerId, Entry>,
     news: VecDeque<(JobId, JobEvent)>,
+    session_news: VecDeque<(FederatedSessionId, WorkerId, WorkerNews)>,
     tick: Option<Moment>,
 }
 
@@ -110,6 +122,7 @@ impl Supervisor {
             fleet: Fleet::new(timing, Moment::START),
             entries: BTreeMap::new(),
             news: VecDeque::new(),
+            session_news: VecDeque::new(),
             tick: None,
         }
     }
@@ -208,6 +221,7 @@ impl World {
                 link,
                 lease,
                 report,
+                named,
             } => {
                 if lease.is_current() || accepts_stale {
                     let worker = lease.worker();
@@ -218,7 +232,9 @@ impl World {
                             .unwrap_or(lease.generation()),
                         false => lease.generation(),
                     };
-                    let effects = supervisor.fleet.reported(worker, generation, report, now);
+                    let mut effects = supervisor.fleet.reported(worker, generation, report, now);
+                    let fleet = &mut supervisor.fleet;
+                    effects.extend(fleet.work_named(worker, generation, &named, now));
                     self.carry_out(effects);
                 }
                 self.session_answered(link);
@@ -241,6 +257,23 @@ impl World {
                     self.check_claim(worker);
                 }
                 self.platform_soon(PlatformEvent::Dispatcher(Round::Claimed(claimed)));
+            }
+            ToSupervisor::Occupy { worker, session } => {
+                let with = Occupation::Session(session);
+                let is_taken = supervisor.fleet.occupy(worker, with);
+                if is_taken {
+                    self.check_claim(worker);
+                }
+                self.platform_soon(PlatformEvent::Dispatcher(Round::Occupied(is_taken)));
+            }
+            ToSupervisor::Vacate {
+                worker,
+                session,
+                said_by_worker,
+            } => {
+                let of = Occupation::Session(session);
+                let effects = supervisor.fleet.vacated(worker, of, said_by_worker, now);
+                self.carry_out(effects);
             }
             ToSupervisor::Unclaim { worker, job } => {
                 let effects = supervisor.fleet.unclaimed(worker, job, now);
@@ -322,11 +355,21 @@ impl World {
                     self.platform_soon(PlatformEvent::Carry);
                 }
                 FleetEffect::Available(_) => self.poke(),
-                FleetEffect::TellOccupation(worker, occupation, _) => {
-                    panic!("worker {worker} was given nothing but jobs, {occupation:?} neither")
+                FleetEffect::TellOccupation(worker, Occupation::Session(session), news) => {
+                    let is_lost =
+                        news == WorkerNews::Lost && self.broken == Some(Broken::SessionNewsLost);
+                    if !is_lost {
+                        let news = (session, worker, news);
+                        self.process().supervisor.session_news.push_back(news);
+                        self.platform_soon(PlatformEvent::CarryOfSession);
+                    }
+                }
+                FleetEffect::TellOccupation(worker, Occupation::Task(task), _) => {
+                    panic!("worker {worker} was given no task, {task:?} neither")
                 }
                 FleetEffect::StopForeignSession(worker, session) => {
-                    panic!("worker {worker} takes part in session {session}, which nobody made")
+                    self.note(|| format!("worker {worker} is not of session {session}"));
+                    self.stop_round(worker, session);
                 }
                 FleetEffect::Unavailable(_) | FleetEffect::SaveLastSeen(_) => {}
                 FleetEffect::Show(worker) => {
@@ -360,10 +403,20 @@ impl World {
     }
 
     fn deliver(&mut self, worker: WorkerId, message: ToWorker) {
+        self.deliver_frame_to(worker, Frame::ToWorker(Box::new(message)));
+    }
+
+    /// A worker that is away is not reached.
+    pub fn deliver_frame_to(&mut self, worker: WorkerId, frame: Frame) {
         let entry = self.process().supervisor.entries.get(&worker);
         if let Some((_, link)) = entry.and_then(|entry| entry.link) {
-            let frame = Frame::ToWorker(Box::new(message));
             self.send(link, Side::Platform, frame);
+        }
+    }
+
+    pub fn carry_news_of_session(&mut self) {
+        if let Some((session, worker, news)) = self.process().supervisor.session_news.pop_front() {
+            self.session_event(session, SessionEvent::News(worker, news));
         }
     }
 

@@ -40,6 +40,11 @@ impl World {
         };
         self.note(|| format!("machine {machine}: start of {job:?}: {decision:?}"));
         match decision {
+            OnStart::Begin if self.worker(machine).session.is_some() => {
+                let reason = "this worker takes part in a session";
+                let failed = self.failed_message(job, FailureKind::NotStarted, reason);
+                self.keep_or_send(machine, failed);
+            }
             OnStart::Begin => self.begin_training(machine, &start),
             OnStart::Ignore => {}
             OnStart::Supersede => {
@@ -209,7 +214,7 @@ impl World {
         self.keep_or_send(machine, stopped);
     }
 
-    fn keep(&mut self, machine: usize, message: FromWorker, files: Vec<WaitingFile>) -> bool {
+    pub fn keep(&mut self, machine: usize, message: FromWorker, files: Vec<WaitingFile>) -> bool {
         let syncs = self.broken != Some(Broken::OutboxNotSynced);
         let now = self.now;
         self.record
@@ -221,7 +226,7 @@ impl World {
         kept
     }
 
-    fn keep_or_send(&mut self, machine: usize, message: FromWorker) {
+    pub fn keep_or_send(&mut self, machine: usize, message: FromWorker) {
         if !self.keep(machine, message.clone(), Vec::new()) {
             self.send_report(machine, message);
         }
@@ -252,7 +257,7 @@ impl World {
         })
     }
 
-    fn message_id(&mut self) -> MessageId {
+    pub fn message_id(&mut self) -> MessageId {
         let halves = (self.random.next(), self.random.next());
         MessageId(Uuid::from_u64_pair(halves.0, halves.1))
     }

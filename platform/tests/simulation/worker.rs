@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{JobId, WorkerId};
+use trainyard_shared::ids::{FederatedSessionId, JobId, WorkerId};
 use trainyard_shared::message::{
     Authenticate, ErrorCode, FromWorker, Heartbeat, Pong, StartTraining, ToWorker, WorkerMetrics,
     WorkerMetricsData, WorkerRegister, WorkerRegisterData,
@@ -17,6 +17,7 @@ use trainyard_worker::tasks::slot::Slot;
 
 use crate::disk::Disk;
 use crate::network::{Frame, LinkId, Side};
+use crate::rounds::TakingPart;
 use crate::training::Running;
 use crate::world::{Event, World};
 
@@ -46,6 +47,8 @@ pub enum MachineEvent {
     DeliverAgain,
     /// The training gets one step further.
     Step(u64),
+    /// A round of a session is trained, or the session is left.
+    Round(u64),
 }
 
 pub struct Machine {
@@ -65,6 +68,7 @@ pub struct Process {
     backoff: Backoff,
     pub slot: Slot,
     pub running: Option<Running>,
+    pub session: Option<TakingPart>,
     pub next: Option<StartTraining>,
     /// Reports that may be lost.
     pub reports: VecDeque<FromWorker>,
@@ -114,6 +118,19 @@ impl Machine {
             .sent
             .is_some_and(|(sent, at)| sent >= place && now - at > ACKNOWLEDGED_WITHIN_MS);
         (!given_up).then_some(job)
+    }
+
+    /// The session that the worker takes part in.
+    pub fn current_session(&self) -> Option<FederatedSessionId> {
+        Some(self.process.as_ref()?.session.as_ref()?.id)
+    }
+
+    fn status(&self, now: u64) -> WorkerStatus {
+        match (self.current_job(now), self.current_session()) {
+            (Some(_), _) => WorkerStatus::Training,
+            (None, Some(_)) => WorkerStatus::Federated,
+            (None, None) => WorkerStatus::Idle,
+        }
     }
 
     pub fn is_registered(&self) -> bool {
@@ -184,6 +201,7 @@ impl World {
                 self.deliver_outbox(machine);
             }
             MachineEvent::Step(token) => self.train(machine, token),
+            MachineEvent::Round(token) => self.round_ends(machine, token),
         }
     }
 
@@ -200,6 +218,7 @@ impl World {
             backoff: Backoff::new(RECONNECT_DELAY, LONGEST_DELAY),
             slot: Slot::new(waiting.undelivered_ends()),
             running: None,
+            session: None,
             next: None,
             reports: VecDeque::new(),
             sent: None,
@@ -286,17 +305,20 @@ impl World {
 
     pub fn beat(&mut self, machine: usize) {
         if self.machines[machine].is_registered() {
-            let job = self.machines[machine].current_job(self.now);
+            let host = &self.machines[machine];
+            let status = host.status(self.now);
+            let job = host.current_job(self.now);
+            let sessions = host.current_session().into_iter().collect();
             self.push(
                 machine,
                 FromWorker::Heartbeat(Heartbeat {
                     worker_id: None,
-                    status: Some(status(job)),
+                    status: Some(status),
                     current_job_id: job,
                     current_inference_ids: None,
                     current_evaluation_ids: None,
                     current_export_ids: None,
-                    current_session_ids: None,
+                    current_session_ids: Some(sessions),
                 }),
             );
         }
@@ -304,9 +326,9 @@ impl World {
 
     fn report_load(&mut self, machine: usize) {
         if self.machines[machine].is_registered() {
-            let job = self.machines[machine].current_job(self.now);
+            let status = self.machines[machine].status(self.now);
             let data = WorkerMetricsData {
-                status: Some(status(job)),
+                status: Some(status),
                 ..WorkerMetricsData::default()
             };
             let worker_id = None;
@@ -352,6 +374,11 @@ impl World {
         match frame {
             Frame::ToWorker(message) => self.machine_takes(machine, *message),
             Frame::Close(close::REPLACED) => current.next_try = NextTry::AfterLongestDelay,
+            Frame::RoundAsked {
+                session,
+                round,
+                begins,
+            } => self.told_round(machine, session, round, begins),
             Frame::Close(_) | Frame::Ping | Frame::Pong | Frame::FromWorker(_) => {}
         }
     }
@@ -375,18 +402,21 @@ impl World {
                 self.close(machine, NextTry::ByBackoff);
             }
             ToWorker::Ping(ping) => {
-                let job = self.machines[machine].current_job(self.now);
+                let host = &self.machines[machine];
+                let status = host.status(self.now);
+                let job = host.current_job(self.now);
+                let sessions: Vec<_> = host.current_session().into_iter().collect();
                 self.push(
                     machine,
                     FromWorker::Pong(Pong {
                         worker_id: None,
-                        status: Some(status(job)),
-                        busy: job.is_some(),
+                        status: Some(status),
+                        busy: job.is_some() || !sessions.is_empty(),
                         current_job_id: job,
                         current_inference_ids: None,
                         current_evaluation_ids: None,
                         current_export_ids: None,
-                        current_session_ids: None,
+                        current_session_ids: Some(sessions),
                         ping_id: ping.ping_id,
                     }),
                 );
@@ -402,6 +432,7 @@ impl World {
             }
             ToWorker::StartTraining(start) => self.told_to_start(machine, start),
             ToWorker::StopTraining(stop) => self.told_to_stop(machine, stop.job_id),
+            ToWorker::StopFederatedTraining(stop) => self.told_to_leave(machine, stop.session_id),
             _ => {}
         }
     }
@@ -463,12 +494,5 @@ impl World {
         let uniform = self.random.uniform();
         let delay = self.worker(machine).backoff.delay(next_try, uniform);
         self.machine_later(machine, delay.as_millis() as u64, MachineEvent::Connect);
-    }
-}
-
-fn status(job: Option<JobId>) -> WorkerStatus {
-    match job {
-        Some(_) => WorkerStatus::Training,
-        None => WorkerStatus::Idle,
     }
 }

@@ -54,6 +54,10 @@ pub enum Broken {
     StartsTwice,
     /// The supervisor is not told that a worker is free again.
     ReleaseLost,
+    /// After a restart the supervisor does not know who takes part in sessions.
+    RestartForgetsSessions,
+    /// A session is not told that a worker is given up.
+    SessionNewsLost,
 }
 
 /// What came of one seed.
