@@ -16,6 +16,7 @@ pub mod scripted_worker;
 pub mod seeded;
 pub mod small_disk;
 pub mod socket;
+pub mod terminal;
 pub mod wire;
 pub mod worker;
 pub mod yard;

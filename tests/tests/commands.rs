@@ -1,143 +1,37 @@
 //! The client's commands against a running platform, as a person at a terminal or a script uses them.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
-use std::process::Stdio;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
-use trainyard_tests::process::{Process, binary};
+use trainyard_tests::process::Process;
 use trainyard_tests::scripted_worker::job_with_status;
-use trainyard_tests::{Client, DEADLINE, Platform, ScriptedWorker, dataset};
+use trainyard_tests::terminal::Terminal;
+use trainyard_tests::{Client, Platform, ScriptedWorker, dataset};
 
-/// A person's machine: a config folder and the platform's address.
-struct Terminal {
-    folder: TempDir,
-    platform: String,
-}
-
-/// How a command ended and what it printed.
-#[derive(Debug)]
-struct Ran {
-    code: i32,
-    stdout: String,
-    stderr: String,
-}
-
-impl Ran {
-    #[track_caller]
-    fn ok(self) -> String {
-        assert_eq!(self.code, 0, "{self:?}");
-        self.stdout
-    }
-
-    /// What a command that printed JSON lines printed.
-    #[track_caller]
-    fn json(self) -> Vec<Value> {
-        let lines = self.ok();
-        lines
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("a JSON line"))
-            .collect()
-    }
-
-    #[track_caller]
-    fn failed(self) -> String {
-        assert_eq!(self.code, 1, "{self:?}");
-        self.stderr
-    }
-}
-
-impl Terminal {
-    fn new(platform: &Platform) -> Self {
-        Self {
-            folder: tempfile::tempdir().expect("a temporary folder can be made"),
-            platform: platform.url(),
-        }
-    }
-
-    async fn logged_in(platform: &Platform) -> Self {
-        let terminal = Self::new(platform);
-        let login = ["login", "--email", "admin@example.org", "--password-stdin"];
-        terminal
-            .run_with_input(&login, "correct horse battery staple\n")
-            .await
-            .ok();
-        terminal
-    }
-
-    async fn run(&self, arguments: &[&str]) -> Ran {
-        self.run_with_input(arguments, "").await
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(binary("trainyard"));
-        command
-            .args(arguments)
-            .env_clear()
-            .env("XDG_CONFIG_HOME", self.folder.path())
-            .env("TRAINYARD_PLATFORM", &self.platform);
-        command
-    }
-
-    async fn run_with_input(&self, arguments: &[&str], input: &str) -> Ran {
-        let mut child = self
-            .command(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the binary starts");
-        let mut stdin = child.stdin.take().expect("it is piped");
-        // A command that needs no input may end before it is written.
-        let _ = stdin.write_all(input.as_bytes()).await;
-        drop(stdin);
-        let output = tokio::time::timeout(DEADLINE, child.wait_with_output()).await;
-        let output = output
-            .expect("the command ends")
-            .expect("it can be waited for");
-        Ran {
-            code: output.status.code().expect("it was not killed"),
-            stdout: String::from_utf8(output.stdout).expect("UTF-8"),
-            stderr: String::from_utf8(output.stderr).expect("UTF-8"),
-        }
-    }
-
-    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
-        let path = self.folder.path().join(name);
-        std::fs::write(&path, content).expect("a file can be written");
-        path.display().to_string()
-    }
-
-    fn credentials(&self) -> PathBuf {
-        self.folder.path().join("trainyard/credentials.json")
-    }
-
-    /// Uploads a good data set and makes a job on it.
-    async fn submit(&self) -> i64 {
-        let file = self.file("chats.jsonl", dataset::chats(8));
-        let dataset = self.run(&["datasets", "add", &file, "--json"]).await.json();
-        let dataset_id = dataset[0]["id"].to_string();
-        let submit = [
-            "jobs",
-            "submit",
-            "--dataset",
-            &dataset_id,
-            "--model",
-            "org/tiny",
-            "--set",
-            "epochs=1",
-            "--json",
-        ];
-        let job = self.run(&submit).await.json();
-        assert_eq!(job[0]["status"], "queued");
-        assert_eq!(job[0]["config"]["epochs"], 1);
-        job[0]["id"].as_i64().expect("a job has a number")
-    }
+/// Uploads a good data set and makes a job on it.
+async fn submit(terminal: &Terminal) -> i64 {
+    let file = terminal.file("chats.jsonl", dataset::chats(8));
+    let dataset = terminal
+        .run(&["datasets", "add", &file, "--json"])
+        .await
+        .json();
+    let dataset_id = dataset[0]["id"].to_string();
+    let submit = [
+        "jobs",
+        "submit",
+        "--dataset",
+        &dataset_id,
+        "--model",
+        "org/tiny",
+        "--set",
+        "epochs=1",
+        "--json",
+    ];
+    let job = terminal.run(&submit).await.json();
+    assert_eq!(job[0]["status"], "queued");
+    assert_eq!(job[0]["config"]["epochs"], 1);
+    job[0]["id"].as_i64().expect("a job has a number")
 }
 
 #[tokio::test]
@@ -300,7 +194,7 @@ async fn a_watched_job_is_told_live_and_success_is_exit_code_zero() {
     let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
     let admin = platform.admin().await;
     let terminal = Terminal::logged_in(&platform).await;
-    let job_id = terminal.submit().await.to_string();
+    let job_id = submit(&terminal).await.to_string();
 
     let watch = ["jobs", "watch", job_id.as_str()];
     let work = async {
@@ -354,7 +248,7 @@ async fn a_watched_job_that_fails_is_exit_code_one_with_the_reason() {
     let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
     let admin = platform.admin().await;
     let terminal = Terminal::logged_in(&platform).await;
-    let job_id = terminal.submit().await.to_string();
+    let job_id = submit(&terminal).await.to_string();
     let watch = ["jobs", "watch", job_id.as_str()];
     let work = async {
         let mut worker = ScriptedWorker::enrol(&platform, &admin).await;
@@ -402,7 +296,7 @@ async fn what_a_job_made_is_downloaded_whole() {
     let platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
     let admin = platform.admin().await;
     let terminal = Terminal::logged_in(&platform).await;
-    let job_id = terminal.submit().await.to_string();
+    let job_id = submit(&terminal).await.to_string();
     let told = terminal.run(&["jobs", "download", &job_id]).await.failed();
     assert!(told.contains("no files"), "{told}");
 
@@ -419,7 +313,7 @@ async fn what_a_job_made_is_downloaded_whole() {
     worker.say("job_completed", id, result).await;
     job_with_status(&admin, id, "completed").await;
 
-    let folder = terminal.folder.path().join("got");
+    let folder = terminal.folder().join("got");
     let folder_name = folder.display().to_string();
     let download = [
         "jobs",
@@ -448,7 +342,7 @@ async fn watching_goes_on_when_the_platform_comes_back_after_a_crash() {
     let mut platform = Platform::start_with(&[("WORKER_HEARTBEAT_TIMEOUT", "60")]).await;
     let admin = platform.admin().await;
     let terminal = Terminal::logged_in(&platform).await;
-    let job_id = terminal.submit().await.to_string();
+    let job_id = submit(&terminal).await.to_string();
     let mut watch = Process::start(
         "trainyard jobs watch",
         terminal.command(&["jobs", "watch", &job_id]),
@@ -476,7 +370,7 @@ async fn watching_goes_on_when_the_platform_comes_back_after_a_crash() {
 async fn a_queued_job_is_stopped_and_one_that_does_not_exist_is_not_found() {
     let platform = Platform::start().await;
     let terminal = Terminal::logged_in(&platform).await;
-    let job_id = terminal.submit().await.to_string();
+    let job_id = submit(&terminal).await.to_string();
     let told = terminal.run(&["jobs", "stop", &job_id]).await.ok();
     assert!(told.contains("stopped"), "{told}");
     terminal.run(&["jobs", "stop", &job_id]).await.failed();

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use trainyard_platform::federated::state::Doing;
 use trainyard_platform::jobs::event::{Event as JobEvent, News, Transition, TransitionKind};
 use trainyard_platform::jobs::phase::Phase;
 use trainyard_platform::jobs::state::JobState;
-use trainyard_platform::federated::state::Doing;
 use trainyard_platform::workers::event::{Generation, Occupation};
 use trainyard_platform::workers::lease::Lease;
 use trainyard_shared::ids::{FederatedSessionId, JobId, MessageId, WorkerId};
@@ -381,7 +381,10 @@ impl World {
         for (id, actor) in &process.federated {
             for (worker, member) in actor.state.members() {
                 if matches!(member.doing, Doing::Trains { .. }) && !self.trains_for(*id, *worker) {
-                    disagree.insert((*id, *worker), "counts on a worker that does not train for it");
+                    disagree.insert(
+                        (*id, *worker),
+                        "counts on a worker that does not train for it",
+                    );
                 }
             }
         }
@@ -399,7 +402,10 @@ impl World {
             }
         }
         for machine in self.machines.iter().take(self.twin()) {
-            let Some(id) = machine.current_session().filter(|_| machine.is_registered()) else {
+            let Some(id) = machine
+                .current_session()
+                .filter(|_| machine.is_registered())
+            else {
                 continue;
             };
             let actor = process.federated.get(&id);
