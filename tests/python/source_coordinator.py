@@ -7,6 +7,7 @@ import json
 import math
 import socket
 import threading
+import time
 import urllib.parse
 
 import tiny_safetensors
@@ -19,12 +20,13 @@ def digest(body):
 class State:
     """What a coordinator knows; it outlives a server that is stopped and started again."""
 
-    def __init__(self, weights, shards, rounds, enough, key=None, task=None, served=True):
+    def __init__(self, weights, shards, rounds, enough, key=None, task=None, served=True, timeout_seconds=math.inf):
         self.lock = threading.Condition()
         self.weights, self.shards, self.rounds, self.enough, self.key = weights, shards, rounds, enough, key
         self.task = {"ic_adim": 2, "bs": 2, "seq": 16, "lr": 0.01, "tohum": 0, **(task or {})}
-        self.served = served
+        self.served, self.timeout_seconds = served, timeout_seconds
         self.round, self.results, self.parts = 0, {}, {}
+        self.opened = time.monotonic()
         # For the tests: every request line, and every result that was taken.
         self.requests, self.taken, self.globals = [], [], [weights]
 
@@ -69,11 +71,19 @@ class State:
         self.results[worker] = body
         self.taken.append((worker, round_, body))
         if len(self.results) >= self.enough:
-            self.weights = tiny_safetensors.mean([self.results[name] for name in sorted(self.results)])
-            self.globals.append(self.weights)
-            self.round, self.results = self.round + 1, {}
+            self.close_round()
         self.lock.notify_all()
         return 200, {"tamam": True, "tur": round_}
+
+    def close_overdue_round(self):
+        """With one result at least a round closes at its timeout."""
+        if self.results and time.monotonic() - self.opened >= self.timeout_seconds:
+            self.close_round()
+
+    def close_round(self):
+        self.weights = tiny_safetensors.mean([self.results[name] for name in sorted(self.results)])
+        self.globals.append(self.weights)
+        self.round, self.results, self.opened = self.round + 1, {}, time.monotonic()
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -148,6 +158,7 @@ def handler(state):
             with state.lock:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 state.requests.append((self.command, self.path, headers))
+                state.close_overdue_round()
                 if state.key and path != "/bilgi" and self.headers.get("X-Anahtar") != state.key:
                     return self.reply(401, {"hata": "wrong key"})
                 if self.command == "POST":

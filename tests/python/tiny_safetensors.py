@@ -2,22 +2,32 @@
 
 import array
 import json
+import math
 import struct
 
 TYPES = {"F32": "f", "I32": "i"}
 
 
 def read(body):
-    """Tensors by name: (dtype, shape, values as an array)."""
-    (length,) = struct.unpack_from("<Q", body)
+    """Tensors by name: (dtype, shape, values as an array). ValueError or KeyError where that is no such file."""
+    try:
+        (length,) = struct.unpack_from("<Q", body)
+    except struct.error as error:
+        raise ValueError("no length of a header") from error
     header = json.loads(body[8:8 + length])
     header.pop("__metadata__", None)
-    tensors = {}
+    data = body[8 + length:]
+    tensors, total = {}, 0
     for name, entry in header.items():
         start, end = entry["data_offsets"]
         values = array.array(TYPES[entry["dtype"]])
-        values.frombytes(body[8 + length + start:8 + length + end])
+        if end - start != values.itemsize * math.prod(entry["shape"]) or not 0 <= start <= end <= len(data):
+            raise ValueError(f"{name}: a place that does not fit")
+        values.frombytes(data[start:end])
+        total += end - start
         tensors[name] = (entry["dtype"], entry["shape"], values)
+    if total != len(data):
+        raise ValueError("the data is not what the header says")
     return tensors
 
 

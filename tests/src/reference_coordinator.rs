@@ -154,6 +154,8 @@ pub enum Fault {
     WeightsNotPublished,
     /// A merge turns f32 into f16 and back.
     LayoutChanges,
+    /// Merged weights are cut off.
+    WeightsCut,
     /// X-Tur rises before the weights are there.
     TornSwap,
     /// Merges go away from the results.

@@ -110,12 +110,16 @@ pub fn rules() -> impl Iterator<Item = Rule> {
 /// Makes a check; again where rounds went on by themselves meanwhile, since that can look like a broken rule.
 async fn look(check: &Check, session: &mut Session) -> Outcome {
     let mut tries = 0;
+    let mut broken_before = None;
     loop {
         tries += 1;
         let before = session.surprises();
         let outcome = (check.run)(session).await;
-        let Err(Problem::Broken { expected, got }) = outcome else {
-            return outcome;
+        let (expected, got) = match (outcome, broken_before) {
+            (Err(Problem::Broken { expected, got }), _) => (expected, got),
+            // Nothing more can be seen, perhaps since the rule is broken: what was seen counts.
+            (Err(Problem::Blocked(_)), Some(problem)) => return Err(problem),
+            (outcome, _) => return outcome,
         };
         let disturbed = session.was_surprised_since(before).await;
         if !disturbed || tries == TRIES {
@@ -125,6 +129,7 @@ async fn look(check: &Check, session: &mut Session) -> Outcome {
             };
             return Err(Problem::Broken { expected, got });
         }
+        broken_before = Some(Problem::Broken { expected, got });
     }
 }
 

@@ -189,7 +189,11 @@ pub fn merged<'a>(global: &File, results: impl Iterator<Item = &'a Vec<u8>>, fau
             };
         }
     }
-    File::of(write(&after))
+    let mut bytes = write(&after);
+    if fault == Fault::WeightsCut {
+        bytes.truncate(bytes.len() - 1);
+    }
+    File::of(bytes)
 }
 
 /// The adapter with one element a little larger.

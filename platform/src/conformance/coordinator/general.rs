@@ -7,6 +7,7 @@ use super::session::Session;
 use super::{Check, Outcome, Problem, check};
 
 pub const CHECKS: &[Check] = &[
+    check!(required "agirlik.readable": "the weights of every round are safetensors", readable),
     check!(recommended "errors.method": "a method that a path does not take is answered 405", method),
     check!(required "errors.hata": "every error is {\"hata\": \"…\"}", errors),
     check!(required "json.objects": "every answer but files is a JSON object in UTF-8", objects),
@@ -34,6 +35,11 @@ fn heard(count: u64, what: &str, expected: &str, found: &Option<String>) -> Outc
         None if count == 0 => Err(Problem::Blocked(format!("{what} was seen"))),
         None => Ok(()),
     }
+}
+
+async fn readable(session: &mut Session) -> Outcome {
+    let (count, found) = (session.weights_read, session.unreadable.clone());
+    heard(count, "no weights of a task", "safetensors", &found)
 }
 
 async fn errors(session: &mut Session) -> Outcome {

@@ -32,6 +32,9 @@ pub struct Session {
     volunteers: u64,
     /// The last adapter that was fetched, with its digest.
     global: Option<(String, Rc<Adapter>)>,
+    /// How often other weights than before were fetched for a task, and why the first that cannot be read cannot.
+    pub weights_read: u64,
+    pub unreadable: Option<String>,
     shard: Option<Rc<Shard>>,
     pub(super) closing: Option<Rc<Closing>>,
     /// The statuses with which results that are not valid were refused.
@@ -109,6 +112,8 @@ impl Session {
             prefix: format!("judge-{prefix}"),
             volunteers: 0,
             global: None,
+            weights_read: 0,
+            unreadable: None,
             shard: None,
             closing: None,
             refused_with: Vec::new(),
@@ -211,7 +216,10 @@ impl Session {
                     None => {
                         let answer = self.weights().await?;
                         let found = answer.sha256();
+                        self.weights_read += 1;
                         let adapter = Adapter::read(answer.body.to_vec()).map_err(|why| {
+                            let told = format!("{why} (tur {})", task["tur"]);
+                            self.unreadable.get_or_insert(told);
                             Problem::broken("GET /agirlik to give safetensors", why)
                         })?;
                         let adapter = Rc::new(adapter);
