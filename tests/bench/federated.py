@@ -140,7 +140,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="optimizer steps of a round")
-    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--lr", type=float, default=1e-3, help="of both sides")
     parser.add_argument("--verbose", action="store_true", help="show what the volunteers say")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
