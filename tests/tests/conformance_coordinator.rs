@@ -297,7 +297,10 @@ async fn faults_of_rounds_are_found() {
             &["agirlik.task", "round.published"],
         ),
         (Fault::LayoutChanges, &["round.layout"]),
-        (Fault::WeightsCut, &["agirlik.readable"]),
+        (
+            Fault::WeightsCut,
+            &["agirlik.readable", "agirlik.safetensors"],
+        ),
         (Fault::TornSwap, &["round.swap"]),
         (Fault::WrongWay, &["round.moves"]),
         (Fault::NoElimination, &["round.outlier"]),

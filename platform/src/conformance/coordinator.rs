@@ -107,30 +107,33 @@ pub fn rules() -> impl Iterator<Item = Rule> {
     CHECKS.iter().copied().flatten().map(|check| check.rule)
 }
 
-/// Makes a check; again where rounds went on by themselves meanwhile, since that can look like a broken rule.
+/// Makes a check; again where rounds went on by themselves meanwhile, since that can look like a broken rule or stand in
+/// the way.
 async fn look(check: &Check, session: &mut Session) -> Outcome {
-    let mut tries = 0;
-    let mut broken_before = None;
-    loop {
-        tries += 1;
+    let mut broken = None;
+    for tries in 1.. {
         let before = session.surprises();
-        let outcome = (check.run)(session).await;
-        let (expected, got) = match (outcome, broken_before) {
-            (Err(Problem::Broken { expected, got }), _) => (expected, got),
-            // Nothing more can be seen, perhaps since the rule is broken: what was seen counts.
-            (Err(Problem::Blocked(_)), Some(problem)) => return Err(problem),
-            (outcome, _) => return outcome,
+        let Err(problem) = (check.run)(session).await else {
+            break;
         };
         let disturbed = session.was_surprised_since(before).await;
+        let problem = match problem {
+            Problem::Broken { expected, got } if disturbed => Problem::Broken {
+                expected,
+                got: format!("{got} (rounds closed without the judge's doing meanwhile)"),
+            },
+            problem => problem,
+        };
+        let is_broken = matches!(problem, Problem::Broken { .. });
         if !disturbed || tries == TRIES {
-            let got = match disturbed {
-                true => format!("{got} (rounds closed without the judge's doing meanwhile)"),
-                false => got,
-            };
-            return Err(Problem::Broken { expected, got });
+            // Where nothing more can be seen, what was seen counts.
+            return Err(broken.filter(|_| !is_broken).unwrap_or(problem));
         }
-        broken_before = Some(Problem::Broken { expected, got });
+        if is_broken {
+            broken = Some(problem);
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]
