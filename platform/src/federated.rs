@@ -9,6 +9,7 @@ mod orders;
 mod privacy;
 mod request;
 pub mod routes;
+pub mod secure;
 mod settings;
 pub mod state;
 pub mod store;

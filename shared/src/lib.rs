@@ -6,6 +6,7 @@
 pub mod coordinator;
 pub mod dataset;
 pub mod frame;
+mod hex_bytes;
 pub mod ids;
 pub mod json;
 pub mod message;
@@ -14,6 +15,7 @@ pub mod secret;
 pub mod status;
 pub mod training;
 
+pub use hex_bytes::HexBytes;
 pub use secret::Secret;
 pub use status::{
     ExportFormat, FailureKind, FinishReason, JobStatus, WeightType, WorkerStatus, WorkerType,

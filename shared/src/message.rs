@@ -6,6 +6,7 @@
 //! nothing (PROTOCOL 3). Fields that are not known are ignored.
 
 mod ack;
+mod announce_keys;
 mod authenticate;
 mod checkpoint_saved;
 mod continue_round;
@@ -28,8 +29,12 @@ mod job_started;
 mod job_stopped;
 mod job_update;
 mod load_aggregated_weights;
+mod mask_result;
 mod parts;
 mod ping;
+mod reveal_shares;
+mod round_trained;
+mod share_secrets;
 mod start_evaluation;
 mod start_export;
 mod start_federated_training;
@@ -46,6 +51,9 @@ mod worker_register;
 mod worker_update;
 
 pub use ack::Ack;
+pub use announce_keys::{
+    AnnounceKeys, AnnounceKeysData, KeysAnnounced, KeysAnnouncedData, MaskingKeys,
+};
 pub use authenticate::{AuthFailed, Authenticate, Authenticated};
 pub use checkpoint_saved::{CheckpointSaved, CheckpointSavedData};
 pub use continue_round::{ContinueRound, ContinueRoundData};
@@ -73,16 +81,24 @@ pub use job_started::{JobStarted, JobStartedData};
 pub use job_stopped::{JobStopped, JobStoppedData};
 pub use job_update::{JobUpdate, JobUpdateData};
 pub use load_aggregated_weights::{LoadAggregatedWeights, LoadAggregatedWeightsData};
+pub use mask_result::{MaskResult, MaskResultData, MaskingFailed, MaskingFailedData, ShareFrom};
 pub use parts::{
     ArtifactFile, BaseModel, ChatMessage, DatasetSource, DownloadFile, DownloadUrl, GlobalWeights,
     TaskFailedData, TaskProgressData, UploadTarget,
 };
 pub use ping::{Ping, Pong};
+pub use reveal_shares::{
+    RevealShares, RevealSharesData, RevealedShare, SharesRevealed, SharesRevealedData,
+};
+pub use round_trained::{RoundTrained, RoundTrainedData};
+pub use share_secrets::{
+    SecretsShared, SecretsSharedData, ShareSecrets, ShareSecretsData, ShareTo,
+};
 pub use start_evaluation::{StartEvaluation, StartEvaluationData, StopEvaluation};
 pub use start_export::{StartExport, StartExportData, StopExport};
 pub use start_federated_training::{
-    DifferentialPrivacy, Privacy, Shard, StartFederatedTraining, StartFederatedTrainingData,
-    StopFederatedTraining,
+    DifferentialPrivacy, Privacy, SecureAggregation, Shard, StartFederatedTraining,
+    StartFederatedTrainingData, StopFederatedTraining,
 };
 pub use start_inference::{StartInference, StartInferenceData, StopInference};
 pub use start_training::{ResumePoint, StartTraining, StartTrainingData};
@@ -193,6 +209,11 @@ messages!(
         "federated_update" => FederatedUpdate,
         "weights_loaded" => WeightsLoaded,
         "federated_failed" => FederatedFailed,
+        "round_trained" => RoundTrained,
+        "keys_announced" => KeysAnnounced,
+        "secrets_shared" => SecretsShared,
+        "shares_revealed" => SharesRevealed,
+        "masking_failed" => MaskingFailed,
         "error" => Error,
     }
 );
@@ -216,6 +237,10 @@ messages!(
         "load_aggregated_weights" => LoadAggregatedWeights,
         "continue_round" => ContinueRound,
         "stop_federated_training" => StopFederatedTraining,
+        "announce_keys" => AnnounceKeys,
+        "share_secrets" => ShareSecrets,
+        "mask_result" => MaskResult,
+        "reveal_shares" => RevealShares,
         "ack" => Ack,
         "error" => Error,
     }
@@ -286,10 +311,11 @@ common_fields!(
     WorkerRegister, Heartbeat, Pong, WorkerMetrics, WorkerLog, JobStarted, TrainingProgress, CheckpointSaved,
     JobCompleted, JobFailed, JobStopped, InferenceTokens, InferenceCompleted, InferenceFailed,
     EvaluationProgress, EvaluationCompleted, EvaluationFailed, ExportProgress, ExportCompleted, ExportFailed,
-    FederatedUpdate, WeightsLoaded, FederatedFailed;
+    FederatedUpdate, WeightsLoaded, FederatedFailed, RoundTrained, KeysAnnounced, SecretsShared,
+    SharesRevealed, MaskingFailed;
     acked: JobStarted, CheckpointSaved, JobCompleted, JobFailed, JobStopped, InferenceCompleted,
     InferenceFailed, EvaluationCompleted, EvaluationFailed, ExportCompleted, ExportFailed, FederatedUpdate,
-    FederatedFailed
+    FederatedFailed, RoundTrained, KeysAnnounced, SecretsShared, SharesRevealed, MaskingFailed
 );
 
 /// Serialises once and puts `timestamp` behind the last field.

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io::Cursor;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -82,6 +83,33 @@ impl Fault {
             false => Fate::Pass,
         };
         Self {
+            to_platform: Box::new(to_platform),
+            ..Self::none()
+        }
+    }
+
+    /// Looks at what the platform says, and from when on `begins` holds for it keeps messages of that type from the
+    /// platform.
+    pub fn deaf_once(
+        begins: impl Fn(&Value) -> bool + Send + Sync + 'static,
+        kind: &'static str,
+    ) -> Self {
+        let is_deaf = Arc::new(AtomicBool::new(false));
+        let deaf = is_deaf.clone();
+        let to_client = move |message: &mut Value| {
+            if begins(message) {
+                deaf.store(true, Ordering::SeqCst);
+            }
+            Fate::Pass
+        };
+        let to_platform = move |message: &mut Value| match message["type"] == kind
+            && is_deaf.load(Ordering::SeqCst)
+        {
+            true => Fate::Drop,
+            false => Fate::Pass,
+        };
+        Self {
+            to_client: Box::new(to_client),
             to_platform: Box::new(to_platform),
             ..Self::none()
         }

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use trainyard_tests::model::TINY_MODEL_ID;
+use trainyard_tests::proxy::{Fault, Proxy};
 use trainyard_tests::{Client, Platform, TinyModel, Worker, dataset, eventually};
 
 /// A platform that knows the tiny model, an administrator, and an enrolment key for any number of workers.
@@ -45,6 +46,23 @@ impl Yard {
 
     fn worker(&self) -> Worker {
         Worker::start(&self.platform, &self.models, &self.key)
+    }
+
+    /// Waits until so many workers are idle.
+    async fn idle(&self, count: usize) {
+        eventually("workers to be idle", async || {
+            let workers = self.admin.get("/api/workers?limit=10").await.ok();
+            let items = workers["items"].as_array().expect("a list").clone();
+            let idle = items.iter().filter(|worker| worker["status"] == "idle");
+            (idle.count() == count).then_some(())
+        })
+        .await;
+    }
+
+    /// The weights that a session has made: the file as it is.
+    async fn adapter(&self, id: i64) -> Vec<u8> {
+        let path = format!("/api/federated/{id}/artifacts/adapter_model.safetensors");
+        self.admin.download(&path).await
     }
 
     async fn session(&self, more: Value) -> i64 {
@@ -187,11 +205,131 @@ async fn with_all_workers_lost_a_session_waits_and_goes_on_with_those_that_come_
     let stop = format!("/api/federated/{id}/stop");
     let stopped = yard.admin.post(&stop, json!({})).await.ok();
     assert_eq!(stopped["status"], "stopped");
-    eventually("both workers to be idle", async || {
-        let workers = yard.admin.get("/api/workers?limit=10").await.ok();
-        let items = workers["items"].as_array().expect("a list").clone();
-        let idle = items.iter().filter(|worker| worker["status"] == "idle");
-        (idle.count() == 2).then_some(())
+    yard.idle(2).await;
+}
+
+/// The values of a file of F32 tensors.
+fn values(file: &[u8]) -> Vec<f32> {
+    let header = u64::from_le_bytes(file[..8].try_into().expect("8 bytes")) as usize;
+    let (values, _) = file[8 + header..].as_chunks::<4>();
+    values
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect()
+}
+
+/// The only file below a folder that may not be there yet.
+fn only_file(folder: &Path) -> Option<Vec<u8>> {
+    let entry = std::fs::read_dir(folder).ok()?.next()?.ok()?.path();
+    match entry.is_dir() {
+        true => only_file(&entry),
+        false => std::fs::read(entry).ok(),
+    }
+}
+
+#[tokio::test]
+async fn masked_results_make_the_adapter_that_plain_ones_would_though_a_worker_is_killed_on_the_way()
+ {
+    let yard = Yard::new("60").await;
+    // Whoever has the third part of the data is not heard any more once its masked result is stored.
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let has_third = |message: &Value| {
+            let is_start = message["type"] == "start_federated_training";
+            is_start && message["data"]["shard"]["index"] == 2
+        };
+        let fault = Fault::deaf_once(has_third, "federated_update");
+        let proxy = Proxy::start(yard.platform.address(), fault).await;
+        workers.push(Worker::start_towards(&proxy.url(), &yard.models, &yard.key));
+        yard.idle(workers.len()).await;
+    }
+    let masked = json!({
+        "shards": 3, "rounds": 1, "round_timeout_seconds": 20, "privacy": {"secure_aggregation": {}}
+    });
+    let id = yard.session(masked).await;
+    let inbox = yard
+        .platform
+        .data_dir()
+        .join(format!("storage/federated/{id}/inbox"));
+    yard.shown(id, "two masked results", |shown| {
+        let reason = shown["waiting_because"].as_str().unwrap_or_default();
+        reason == "2 of 3 masked results are there"
     })
     .await;
+    let third = eventually("the third masked result", async || only_file(&inbox)).await;
+    // Workers have their numbers in the order in which they came.
+    let shown = yard.shown(id, "the workers", |_| true).await;
+    let of_session = shown["workers"].as_array().expect("a list");
+    let silent = of_session.iter().position(|worker| worker["shard"] == 2);
+    workers[silent.expect("one has it")].process.kill().await;
+    let ended = yard.finished(id).await;
+    let accepted = |shard: u64| {
+        let workers = ended["workers"].as_array().expect("a list");
+        let one = workers.iter().find(|worker| worker["shard"] == shard);
+        one.map(|worker| worker["accepted"].clone())
+    };
+    assert_eq!(accepted(0), Some(json!(1)), "{ended}");
+    assert_eq!(accepted(2), Some(json!(0)), "{ended}");
+    assert_eq!(only_file(&inbox), None, "the inbox is emptied");
+
+    let plain = json!({"shards": 3, "max_workers": 2, "rounds": 1});
+    let plain = yard.session(plain).await;
+    yard.finished(plain).await;
+    let (by_sum, one_by_one) = (yard.adapter(id).await, yard.adapter(plain).await);
+    let (by_sum, one_by_one) = (values(&by_sum), values(&one_by_one));
+    let furthest = by_sum
+        .iter()
+        .zip(&one_by_one)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
+    assert!(furthest < 1e-6, "{furthest}");
+    assert_eq!(third.len(), 8 * (by_sum.len() + 1));
+    let ones: u32 = third.iter().map(|byte| byte.count_ones()).sum();
+    let share = f64::from(ones) / (8 * third.len()) as f64;
+    assert!(
+        (share - 0.5).abs() < 0.01,
+        "what was sent looks random: {share}"
+    );
+}
+
+#[tokio::test]
+async fn a_frozen_worker_is_left_behind_and_goes_on_with_the_newest_weights_and_a_late_one_joins() {
+    let yard = Yard::new("60").await;
+    let first = yard.worker();
+    let frozen_id = first.ready(&yard.admin).await;
+    let _second = yard.worker();
+    yard.idle(2).await;
+    let id = yard
+        .session(json!({
+            "shards": 3, "min_workers": 1, "max_workers": 3, "rounds": 1_000, "local_steps": 150,
+            "round_timeout_seconds": 4
+        }))
+        .await;
+    yard.trains(id, 2).await;
+    first.process.pause();
+    let accepted = |shown: &Value, worker: i64| {
+        let workers = shown["workers"].as_array().expect("a list").clone();
+        let one = workers.into_iter().find(|it| it["worker_id"] == worker);
+        one.map_or(0, |one| one["accepted"].as_u64().expect("a number"))
+    };
+    let closed = yard
+        .shown(id, "a round without the frozen worker", |shown| {
+            shown["round"].as_u64() >= Some(2)
+        })
+        .await;
+    assert_eq!(accepted(&closed, frozen_id), 0, "{closed}");
+    let _third = yard.worker();
+    yard.shown(id, "a result of the late worker", |shown| {
+        let workers = shown["workers"].as_array().expect("a list");
+        workers.len() == 3 && workers.iter().filter(|it| it["accepted"] != 0).count() == 2
+    })
+    .await;
+    first.process.go_on();
+    yard.shown(id, "a result of the worker that was frozen", |shown| {
+        accepted(shown, frozen_id) > 0
+    })
+    .await;
+    let stop = format!("/api/federated/{id}/stop");
+    yard.admin.post(&stop, json!({})).await.ok();
+    yard.idle(3).await;
 }

@@ -1,5 +1,7 @@
 //! Differential privacy of what a worker sends: its change of the adapter is clipped and noise is added before anything of
-//! it leaves the machine.
+//! it leaves the machine. Masks, with secure aggregation, are in [`masked`].
+
+pub mod masked;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -58,15 +60,21 @@ pub fn protect(
         }
         Ok::<(), NotWritten>(())
     });
-    written.map_err(|error| match error {
-        NotWritten::Io(error) => EngineError::io("write", result, error),
-        NotWritten::Engine(error) => error,
-    })
+    written.map_err(|error| error.into_engine_error(result))
 }
 
 enum NotWritten {
     Io(io::Error),
     Engine(EngineError),
+}
+
+impl NotWritten {
+    fn into_engine_error(self, path: &Path) -> EngineError {
+        match self {
+            Self::Io(error) => EngineError::io("write", path, error),
+            Self::Engine(error) => error,
+        }
+    }
 }
 
 impl From<io::Error> for NotWritten {
@@ -131,9 +139,9 @@ mod tests {
     use super::*;
     use crate::engine::export::FloatType;
 
-    const VALUES: usize = 20_000;
+    pub(super) const VALUES: usize = 20_000;
 
-    fn write(path: &Path, value: f32) {
+    pub(super) fn write(path: &Path, value: f32) {
         let tensor = |name: &str, float_type| PlannedTensor {
             name: name.to_owned(),
             shape: vec![VALUES / 2],

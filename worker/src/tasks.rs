@@ -28,6 +28,7 @@ pub use actor::{FinishTasks, Tasks};
 pub use command::TaskCommand;
 pub use context::{TOKENS, TaskContext};
 pub use export::engine_format;
-pub use federated::Order;
+pub(crate) use federated::failed_message as masking_failed;
+pub use federated::{Order, SumOrder};
 pub use model_task::{ModelTask, failed_message};
 pub use stop::{StopReason, StopSignal};

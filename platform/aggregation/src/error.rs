@@ -47,6 +47,9 @@ pub enum AggregationError {
     /// Whoever asked for the merge wants it no more.
     #[error("stopped")]
     Stopped,
+    /// A mean that was summed elsewhere cannot be an adapter.
+    #[error("the mean of the results would not be finite")]
+    NotFinite,
     /// There is nothing to merge.
     #[error("a round without a result cannot be merged")]
     NoUpdates,

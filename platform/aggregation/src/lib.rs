@@ -5,6 +5,8 @@
 //!    went. Nothing of an upload that is refused has any effect.
 //! 2. [`merge()`] leaves out what went much too far, combines the rest by a [`Rule`] and writes the next adapter.
 //!
+//! Where single results may not be seen, [`write_mean()`] makes one of their sum.
+//!
 //! The result depends on what was uploaded and by whom, never on the order of arrival or the number of threads: sums are
 //! taken in f64 in the order of the participants' names, over pieces whose bounds are fixed. Files are read in such
 //! pieces, so memory stays at a few of them however many uploads there are.
@@ -14,6 +16,7 @@ mod combination;
 mod error;
 mod krum;
 mod layout;
+mod mean;
 mod merge;
 mod outer_step;
 mod outliers;
@@ -28,6 +31,7 @@ mod tests;
 pub use check::{CheckError, Checked, check};
 pub use error::AggregationError;
 pub use layout::{GlobalAdapter, Layout, TensorLayout};
+pub use mean::{WrittenMean, write_mean};
 pub use merge::{Eliminated, Elimination, IsStopped, Merge, Merged, Update, merge};
 pub use refusal::Refusal;
 pub use rule::{Rule, UnknownRule};

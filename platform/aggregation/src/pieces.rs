@@ -20,6 +20,8 @@ pub(crate) struct Piece {
     pub float_type: FloatType,
     /// Number of its values.
     pub values: usize,
+    /// Number of the first of them among all values of the adapter.
+    pub first: u64,
     parts: Vec<Part>,
 }
 
@@ -35,6 +37,7 @@ impl Piece {
     /// Cuts an adapter into pieces of at most so many values, in the order of the layout.
     pub fn all(layout: &Layout, most_values: usize) -> Vec<Self> {
         let mut pieces: Vec<Self> = Vec::new();
+        let mut first = 0;
         for (index, tensor) in layout.tensors().iter().enumerate() {
             let mut from = 0;
             while from < tensor.values() {
@@ -46,6 +49,7 @@ impl Piece {
                     pieces.push(Self {
                         float_type: tensor.float_type,
                         values: 0,
+                        first,
                         parts: Vec::new(),
                     });
                     continue;
@@ -59,6 +63,7 @@ impl Piece {
                     values,
                 });
                 from += values;
+                first += values as u64;
             }
         }
         pieces

@@ -93,6 +93,12 @@ pub struct Start {
     /// Differential privacy: standard deviation of that noise, in multiples of --clip-norm.
     #[arg(long, value_name = "FACTOR", requires = "clip_norm")]
     noise_multiplier: Option<f64>,
+    /// Secure aggregation: workers mask their results, and the platform reads only the sum of a round's.
+    #[arg(long)]
+    secure_aggregation: bool,
+    /// Secure aggregation: least number of results whose sum is read; two thirds of --min-workers when absent.
+    #[arg(long, value_name = "COUNT", requires = "secure_aggregation")]
+    secure_threshold: Option<u64>,
     /// Let the optimizer begin anew in every round.
     #[arg(long)]
     reset_optimizer: bool,
@@ -201,10 +207,20 @@ fn request(options: &Start) -> Result<Value, CliError> {
         several => body["dataset_ids"] = json!(several),
     }
     let workers = (!options.workers.is_empty()).then(|| json!(options.workers));
-    let privacy = options.clip_norm.zip(options.noise_multiplier);
-    let privacy = privacy.map(|(clip_norm, noise_multiplier)| {
-        json!({"differential_privacy": {"clip_norm": clip_norm, "noise_multiplier": noise_multiplier}})
-    });
+    let mechanism = options.clip_norm.zip(options.noise_multiplier);
+    let mut privacy = Map::new();
+    if let Some((clip_norm, noise_multiplier)) = mechanism {
+        let mechanism = json!({"clip_norm": clip_norm, "noise_multiplier": noise_multiplier});
+        privacy.insert("differential_privacy".to_owned(), mechanism);
+    }
+    if options.secure_aggregation {
+        let mut masks = Map::new();
+        if let Some(threshold) = options.secure_threshold {
+            masks.insert("threshold".to_owned(), json!(threshold));
+        }
+        privacy.insert("secure_aggregation".to_owned(), Value::Object(masks));
+    }
+    let privacy = (!privacy.is_empty()).then_some(Value::Object(privacy));
     let optional = [
         ("privacy", privacy),
         ("shards", options.shards.map(Value::from)),
@@ -323,6 +339,10 @@ fn in_words(session: &Value) -> String {
             "epsilon so far",
             figure(session, "/privacy/differential_privacy/epsilon"),
         ),
+        (
+            "sums of at least",
+            cell(session, "/privacy/secure_aggregation/threshold"),
+        ),
         ("base model", cell(session, "/base_model")),
         (
             "round",
@@ -426,5 +446,26 @@ mod tests {
             })
         );
         assert_eq!(body(&["--dataset", "7,8"])["dataset_ids"], json!([7, 8]));
+        let masked = ["--dataset", "7", "--secure-aggregation"];
+        let privacy = |arguments: &[&str]| body(arguments)["privacy"].clone();
+        assert_eq!(privacy(&masked), json!({"secure_aggregation": {}}));
+        let all = [
+            &masked[..],
+            &[
+                "--secure-threshold",
+                "3",
+                "--clip-norm",
+                "1",
+                "--noise-multiplier",
+                "2",
+            ],
+        ];
+        assert_eq!(
+            privacy(&all.concat()),
+            json!({
+                "secure_aggregation": {"threshold": 3},
+                "differential_privacy": {"clip_norm": 1.0, "noise_multiplier": 2.0}
+            })
+        );
     }
 }

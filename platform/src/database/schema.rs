@@ -261,6 +261,7 @@ diesel::table! {
         key_hash -> Nullable<Binary>,
         round -> BigInt,
         closing -> Bool,
+        worker_times -> Nullable<Text>,
         created_at -> Timestamp,
         ended_at -> Nullable<Timestamp>,
     }
@@ -275,6 +276,7 @@ diesel::table! {
         has_velocity -> Bool,
         merged -> Nullable<BigInt>,
         update_norm -> Nullable<Double>,
+        loss -> Nullable<Double>,
         opened_at -> Timestamp,
         closed_at -> Nullable<Timestamp>,
     }
@@ -290,6 +292,8 @@ diesel::table! {
         eliminated -> BigInt,
         late -> BigInt,
         takes_part -> Bool,
+        failures -> BigInt,
+        last_error -> Nullable<Text>,
         joined_at -> Timestamp,
     }
 }

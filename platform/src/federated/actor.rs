@@ -17,8 +17,10 @@ use trainyard_shared::ids::WorkerId;
 
 use super::directory::{SharedState, UnderWay};
 use super::orders::{self, Orders};
+use super::secure::sum;
 use super::settings::Settings;
-use super::state::{Effect, Event, Order, Session as State, Stage};
+use super::state::masking::{Ask, Attempt, Masking};
+use super::state::{Effect, Event, Failed, Failures, Known, Order, Session as State, Stage, Times};
 use super::{inbox, store};
 use crate::actors::Actors;
 use crate::clock::Moment;
@@ -61,7 +63,8 @@ pub struct Happened(pub Event);
 pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseError> {
     let id = row.id();
     let settings = Arc::new(Settings::of(row)?);
-    let known = actors.database.read(move |c| store::workers(c, id)).await?;
+    let read = move |c: &mut _| Ok((store::workers(c, id)?, store::times(c, id)?));
+    let (known, times) = actors.database.read::<_, DatabaseError, _>(read).await?;
     let (give, given) = tokio::sync::oneshot::channel();
     let (run, to_run) = tokio::sync::oneshot::channel::<FederatedSession>();
     let spawned = actors.arbiter.spawn_fn(move || {
@@ -94,14 +97,20 @@ pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseErro
             .collect();
         (stage, live.rounds.round(), results)
     };
-    let state = State::new(
-        settings.of_state(),
-        (stage, round),
+    // The number of no attempt that was made before: a worker that kept keys must not take it for that one.
+    let masking = settings
+        .masking_rules()
+        .map(|rules| Masking::new(rules, u64::from(rand::random::<u32>()) << 20));
+    let known = Known {
+        stage,
+        round,
         results,
-        known.members,
-        known.shards,
-        actors.clock.now(),
-    );
+        members: known.members,
+        shards: known.shards,
+        failures: Failures::new(known.failures),
+        times,
+    };
+    let state = State::new(settings.of_state(), masking, known, actors.clock.now());
     let shared = SharedState::new(state.clone());
     actors.federated.add(
         id,
@@ -188,6 +197,14 @@ impl FederatedSession {
     }
 }
 
+/// What is written down of a session's workers.
+enum Noted {
+    Joins(WorkerId, u64),
+    Leaves(WorkerId),
+    Failed(WorkerId, Option<Failed>),
+    Times(Times),
+}
+
 /// Effects on their way.
 struct Carrying {
     actors: Actors,
@@ -217,9 +234,13 @@ impl Carrying {
         }
         for effect in effects {
             match effect {
-                Effect::Join(..) | Effect::Leave(_) | Effect::Expect(_) | Effect::Deadline(_) => {}
+                Effect::Join(..) | Effect::Leave(_) => {}
+                Effect::NoteFailures(_) | Effect::NoteTimes => {}
+                Effect::Expect(_) | Effect::Deadline(_) => {}
                 Effect::Show => self.show().await,
                 Effect::Order(worker, order) => self.order(worker, order).await,
+                Effect::Ask(worker, ask) => self.ask(worker, ask).await,
+                Effect::Sum => self.sum(),
                 Effect::Stop(worker) => {
                     self.send(worker, orders::stop(self.rounds.id())).await;
                 }
@@ -236,26 +257,36 @@ impl Carrying {
 
     async fn write_down(&self, effects: &[Effect]) -> Result<(), DatabaseError> {
         let id = self.rounds.id();
-        let (mut joining, mut leaving) = (Vec::new(), Vec::new());
+        let (mut joined, mut changes) = (Vec::new(), Vec::new());
         for effect in effects {
-            match effect {
-                Effect::Join(worker, shard) => joining.push((*worker, *shard)),
-                Effect::Leave(worker) => leaving.push(*worker),
-                _ => {}
-            }
+            changes.push(match *effect {
+                Effect::Join(worker, shard) => {
+                    joined.push((worker, shard));
+                    Noted::Joins(worker, shard)
+                }
+                Effect::Leave(worker) => Noted::Leaves(worker),
+                Effect::NoteFailures(worker) => {
+                    Noted::Failed(worker, self.next.failures().of(worker).cloned())
+                }
+                Effect::NoteTimes => Noted::Times(self.next.times().clone()),
+                _ => continue,
+            });
         }
-        if joining.is_empty() && leaving.is_empty() {
+        if changes.is_empty() {
             return Ok(());
         }
-        let joined = joining.clone();
         self.actors
             .database
             .write::<_, DatabaseError, _>(move |c| {
-                for (worker, shard) in joining {
-                    store::join(c, id, worker, shard, now())?;
-                }
-                for worker in leaving {
-                    store::leave(c, id, worker)?;
+                for change in changes {
+                    match change {
+                        Noted::Joins(worker, shard) => store::join(c, id, worker, shard, now())?,
+                        Noted::Leaves(worker) => store::leave(c, id, worker)?,
+                        Noted::Failed(worker, failed) => {
+                            store::note_failures(c, id, worker, failed.as_ref())?;
+                        }
+                        Noted::Times(times) => store::note_times(c, id, &times)?,
+                    }
                 }
                 Ok(())
             })
@@ -295,6 +326,31 @@ impl Carrying {
         for text in texts {
             self.send(worker, text).await;
         }
+    }
+
+    /// Asks a worker for its part in the sum of the round's results.
+    async fn ask(&self, worker: WorkerId, ask: Ask) {
+        let attempt = self.next.masking().and_then(Masking::attempt);
+        let Some(attempt) = attempt else { return };
+        let orders = Orders::new(&self.actors, &self.rounds, None);
+        match orders.ask(worker, ask, attempt) {
+            Ok(text) => self.send(worker, text).await,
+            Err(error) => {
+                tracing::error!(session.id = %self.rounds.id(), ?ask, %error, "a worker cannot be asked");
+            }
+        }
+    }
+
+    /// Reads the sum beside the actor; what becomes of it comes back as news of the rounds, or as an event.
+    fn sum(&self) {
+        let attempt = self.next.masking().and_then(Masking::attempt);
+        let Some(to_sum) = attempt.and_then(Attempt::to_sum) else {
+            return;
+        };
+        let tells_loss = self.settings.tells_loss();
+        let (actors, rounds) = (self.actors.clone(), self.rounds.clone());
+        let reading = sum::read(actors, rounds, self.next.round(), to_sum, tells_loss);
+        actix::spawn(reading);
     }
 
     /// A worker that is away is told when it comes back.

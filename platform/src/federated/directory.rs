@@ -5,10 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use actix::prelude::*;
 use trainyard_shared::ids::{FederatedSessionId, WorkerId};
-use trainyard_shared::message::{FederatedFailedData, FederatedUpdateData, WeightsLoadedData};
+use trainyard_shared::message::{
+    FederatedFailedData, FederatedUpdateData, RoundTrainedData, WeightsLoadedData,
+};
 
 use super::actor::{FederatedSession, Happened};
-use super::inbox::{self, FetchError};
+use super::inbox::{self, FetchError, Place};
+use super::secure::reports::{self, OfSum};
+use super::state::masking::Judgement;
 use super::state::{Event, Seeking, Session};
 use super::store;
 use crate::actors::Actors;
@@ -66,6 +70,10 @@ pub enum Said {
     Loaded(WeightsLoadedData),
     /// There is no result.
     Failed(FederatedFailedData),
+    /// There is one, which the worker keeps until it can be masked.
+    Trained(RoundTrainedData),
+    /// Its part in the sum of masked results.
+    OfSum(OfSum),
 }
 
 /// What the worker is told.
@@ -131,31 +139,34 @@ impl FederatedDirectory {
         }
     }
 
-    /// How large a worker's result for a round (from 0) may be.
+    /// How large a worker's result may be.
     ///
     /// # Errors
-    /// 404 for a worker that takes no part, 409 where the round takes no result (any more).
-    pub fn takes(
-        &self,
-        id: FederatedSessionId,
-        round: u64,
-        worker: WorkerId,
-    ) -> Result<u64, ApiError> {
-        let found = self.find(id).ok_or_else(over)?;
-        if !lock(&found.workers.0).knows(worker) {
+    /// 404 for a worker that takes no part, 409 where the round takes no result (any more), or none of that kind.
+    pub fn takes(&self, place: Place) -> Result<u64, ApiError> {
+        let found = self.find(place.session).ok_or_else(over)?;
+        let workers = found.workers.get();
+        if !workers.knows(place.worker) {
             return Err(ApiError::not_found("session of this worker"));
         }
         let live = found.rounds.live();
-        match live.rounds.standing(&store::participant(worker), round) {
-            Standing::Welcome => Ok(live
-                .weights
-                .size_bytes
-                .saturating_mul(inbox::MOST_TIMES_AS_LARGE)),
+        let standing = live
+            .rounds
+            .standing(&store::participant(place.worker), place.round);
+        let takes_it = match (workers.masking(), place.attempt) {
+            (None, None) => true,
+            (Some(masking), Some(attempt)) => {
+                masking.judge_upload(place.worker, attempt, "") == Judgement::Counts
+            }
+            _ => false,
+        };
+        match standing {
+            Standing::Welcome if takes_it => Ok(place.most_bytes(live.weights.size_bytes)),
             Standing::Given(_) => Err(ApiError::new(
                 ErrorCode::Conflict,
                 "this worker's result for the round is there already",
             )),
-            Standing::Late | Standing::NotBegun | Standing::Ended => Err(over()),
+            _ => Err(over()),
         }
     }
 
@@ -199,6 +210,14 @@ impl FederatedDirectory {
                 self.apply(id, event).await;
                 Ok(Some(Answer::Taken))
             }
+            Said::Trained(data) => reports::trained(actors, &found, worker, data)
+                .await
+                .map(Some),
+            Said::OfSum(said) => reports::take(actors, &found, worker, said).await.map(Some),
+            Said::Update(data) if found.workers.get().masking().is_some() => {
+                let taken = reports::take_masked(actors, &found, worker, data);
+                taken.await.map(Some)
+            }
             Said::Update(data) => self.take(actors, &found, worker, data).await.map(Some),
         }
     }
@@ -216,7 +235,13 @@ impl FederatedDirectory {
         let round = data.round.checked_sub(1).ok_or_else(|| {
             ReportError::Invalid("data.round: rounds are counted from 1".to_owned())
         })?;
-        let key = inbox::key(id, round, worker);
+        let place = Place {
+            session: id,
+            round,
+            attempt: None,
+            worker,
+        };
+        let key = place.key();
         if data.key != key.as_str() {
             let message = format!("data.key: this worker's result for the round is {key}");
             return Err(ReportError::Invalid(message));
@@ -264,9 +289,7 @@ impl FederatedDirectory {
                 inbox::forget(actors, &key).await;
                 return Err(ReportError::Invalid(why));
             }
-            Err(SubmitError::Storage(error)) => return Err(error.into()),
-            Err(SubmitError::Database(error)) => return Err(error.into()),
-            Err(SubmitError::Failed(error)) => return Err(ReportError::Failed(error)),
+            Err(error) => return Err(error.into()),
         };
         inbox::forget(actors, &key).await;
         Ok(answer)
@@ -295,6 +318,17 @@ impl FederatedDirectory {
         };
         actors.federated.apply(id, event).await;
         Ok(())
+    }
+}
+
+impl From<SubmitError> for ReportError {
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::Invalid(why) => Self::Invalid(why),
+            SubmitError::Storage(error) => Self::Storage(error),
+            SubmitError::Database(error) => Self::Database(error),
+            SubmitError::Failed(error) => Self::Failed(error),
+        }
     }
 }
 

@@ -14,28 +14,72 @@ use crate::server::AppState;
 use crate::storage::{StorageError, StorageKey, StoredObject};
 
 /// A result may be so many times as large as the global adapter.
-pub const MOST_TIMES_AS_LARGE: u64 = 2;
+const MOST_TIMES_AS_LARGE: u64 = 2;
 
-/// The key of a worker's result for a round (from 0).
-pub fn key(session: FederatedSessionId, round: u64, worker: WorkerId) -> StorageKey {
-    let text = format!("{}/{round}/{worker}.safetensors", folder(session));
-    StorageKey::parse(&text).expect("made of fixed words and numbers")
+/// A masked change takes 8 bytes for each value, of which the global adapter's file holds no more than half its bytes,
+/// and 8 for the loss.
+const MOST_TIMES_AS_LARGE_MASKED: u64 = 4;
+
+/// Where a worker puts a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The session.
+    pub session: FederatedSessionId,
+    /// The round, from 0.
+    pub round: u64,
+    /// The attempt that it is masked for; none for an adapter.
+    pub attempt: Option<u64>,
+    /// Whose it is.
+    pub worker: WorkerId,
+}
+
+impl Place {
+    /// Its key.
+    pub fn key(self) -> StorageKey {
+        let Self { round, worker, .. } = self;
+        let folder = folder(self.session);
+        let text = match self.attempt {
+            None => format!("{folder}/{round}/{worker}.safetensors"),
+            Some(attempt) => format!("{folder}/{round}/{attempt}/{worker}.masked"),
+        };
+        StorageKey::parse(&text).expect("made of fixed words and numbers")
+    }
+
+    fn read(key: &StorageKey) -> Option<Self> {
+        let mut parts = key.as_str().split('/');
+        let is_federated = parts.next() == Some("federated");
+        let session = parts.next()?.parse().ok()?;
+        let is_inbox = parts.next() == Some("inbox");
+        let round = parts.next()?.parse().ok()?;
+        let (attempt, worker) = match (parts.next()?, parts.next()) {
+            (plain, None) => (None, plain.strip_suffix(".safetensors")?),
+            (attempt, Some(masked)) => {
+                (Some(attempt.parse().ok()?), masked.strip_suffix(".masked")?)
+            }
+        };
+        let place = Self {
+            session,
+            round,
+            attempt,
+            worker: worker.parse().ok()?,
+        };
+        let is_all = parts.next().is_none();
+        (is_federated && is_inbox && is_all).then_some(place)
+    }
+
+    /// How large the result may be, for a global adapter of so many bytes.
+    pub fn most_bytes(self, global_bytes: u64) -> u64 {
+        match self.attempt {
+            None => global_bytes.saturating_mul(MOST_TIMES_AS_LARGE),
+            Some(_) => global_bytes
+                .saturating_mul(MOST_TIMES_AS_LARGE_MASKED)
+                .saturating_add(8),
+        }
+    }
 }
 
 fn folder(session: FederatedSessionId) -> String {
     format!("federated/{session}/inbox")
-}
-
-/// What such a key is about.
-fn read(key: &StorageKey) -> Option<(FederatedSessionId, u64, WorkerId)> {
-    let mut parts = key.as_str().split('/');
-    let is_federated = parts.next() == Some("federated");
-    let session = parts.next()?.parse().ok()?;
-    let is_inbox = parts.next() == Some("inbox");
-    let round = parts.next()?.parse().ok()?;
-    let worker = parts.next()?.strip_suffix(".safetensors")?.parse().ok()?;
-    let is_all = parts.next().is_none();
-    (is_federated && is_inbox && is_all).then_some((session, round, worker))
 }
 
 /// Leave that was given for a round does not outlive it.
@@ -43,14 +87,10 @@ fn read(key: &StorageKey) -> Option<(FederatedSessionId, u64, WorkerId)> {
 /// # Errors
 /// 409 where the key is that of a result for which the round is not open.
 pub fn refuse_of_closed_round(state: &AppState, key: &StorageKey) -> Result<(), ApiError> {
-    let Some((session, round, worker)) = read(key) else {
+    let Some(place) = Place::read(key) else {
         return Ok(());
     };
-    state
-        .actors
-        .federated
-        .takes(session, round, worker)
-        .map(|_| ())
+    state.actors.federated.takes(place).map(|_| ())
 }
 
 /// The key of a worker's result, which it names, and how large that may be.
@@ -65,9 +105,9 @@ pub fn result_key(
     named: &str,
 ) -> Result<(StorageKey, u64), ApiError> {
     let parsed = StorageKey::parse(named)?;
-    match read(&parsed) {
-        Some((of_session, round, of_worker)) if (of_session, of_worker) == (session, worker) => {
-            let limit_bytes = state.actors.federated.takes(session, round, worker)?;
+    match Place::read(&parsed) {
+        Some(place) if (place.session, place.worker) == (session, worker) => {
+            let limit_bytes = state.actors.federated.takes(place)?;
             Ok((parsed, limit_bytes))
         }
         _ => Err(ApiError::invalid_field(
@@ -168,17 +208,44 @@ mod tests {
 
     #[test]
     fn a_key_is_read_as_it_was_made_and_no_other_is() {
-        let made = key(FederatedSessionId(9), 3, WorkerId(12));
-        assert_eq!(made.as_str(), "federated/9/inbox/3/12.safetensors");
-        assert_eq!(read(&made), Some((FederatedSessionId(9), 3, WorkerId(12))));
+        for (attempt, key) in [
+            (None, "federated/9/inbox/3/12.safetensors"),
+            (Some(77), "federated/9/inbox/3/77/12.masked"),
+        ] {
+            let place = Place {
+                session: FederatedSessionId(9),
+                round: 3,
+                attempt,
+                worker: WorkerId(12),
+            };
+            assert_eq!(place.key().as_str(), key);
+            assert_eq!(Place::read(&place.key()), Some(place));
+        }
         for other in [
             "federated/9/rounds/3/updates/12.safetensors",
             "federated/9/inbox/3/12.safetensors/x",
             "federated/9/inbox/3/12",
+            "federated/9/inbox/3/12.masked",
+            "federated/9/inbox/3/77/12.safetensors",
+            "federated/9/inbox/3/77/12.masked/x",
             "federated/x/inbox/3/12.safetensors",
             "models/9/inbox/3/12.safetensors",
         ] {
-            assert_eq!(read(&StorageKey::parse(other).unwrap()), None, "{other}");
+            let key = StorageKey::parse(other).unwrap();
+            assert_eq!(Place::read(&key), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_masked_change_of_any_adapter_has_room() {
+        let masked = Place {
+            session: FederatedSessionId(9),
+            round: 0,
+            attempt: Some(1),
+            worker: WorkerId(1),
+        };
+        let values: u64 = 1000;
+        let smallest_file = 2 * values;
+        assert!(masked.most_bytes(smallest_file) >= 8 * (values + 1));
     }
 }

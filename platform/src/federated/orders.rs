@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use bytestring::ByteString;
 use chrono::{SecondsFormat, Utc};
+use trainyard_aggregation::Rule;
 use trainyard_shared::ids::{DatasetId, FederatedSessionId, WorkerId};
 use trainyard_shared::message::{
-    BaseModel, ContinueRound, ContinueRoundData, DatasetSource, GlobalWeights,
-    LoadAggregatedWeights, LoadAggregatedWeightsData, Shard, StartFederatedTraining,
+    AnnounceKeys, AnnounceKeysData, BaseModel, ContinueRound, ContinueRoundData, DatasetSource,
+    GlobalWeights, LoadAggregatedWeights, LoadAggregatedWeightsData, MaskResult, MaskResultData,
+    RevealShares, RevealSharesData, Shard, ShareSecrets, ShareSecretsData, StartFederatedTraining,
     StartFederatedTrainingData, StopFederatedTraining, ToWorker, UploadTarget,
 };
 
-use super::inbox;
+use super::inbox::Place;
 use super::settings::Settings;
+use super::state::masking::{Ask, Attempt};
 use crate::actors::Actors;
 use crate::clock::Moment;
 use crate::database::DatabaseError;
@@ -98,7 +101,7 @@ impl<'a> Orders<'a> {
                     sha256: self.weights.sha256.clone(),
                     size_bytes: self.weights.size_bytes,
                 },
-                upload: self.upload(worker),
+                upload: self.upload(worker, None),
                 deadline: self.deadline.clone(),
                 privacy: settings.privacy.clone(),
             },
@@ -122,7 +125,7 @@ impl<'a> Orders<'a> {
             session_id,
             data: ContinueRoundData {
                 round,
-                upload: self.upload(worker),
+                upload: self.upload(worker, None),
                 deadline: self.deadline.clone(),
             },
         };
@@ -141,12 +144,57 @@ impl<'a> Orders<'a> {
         self.actors.storage.download_url(&key, TRANSFER_VALIDITY)
     }
 
-    fn upload(&self, worker: WorkerId) -> UploadTarget {
-        let key = inbox::key(self.session.id(), self.round, worker);
-        let most = self
-            .weights
-            .size_bytes
-            .saturating_mul(inbox::MOST_TIMES_AS_LARGE);
+    /// What a worker is asked in an attempt at the round's sum.
+    ///
+    /// # Errors
+    /// When the session's rule cannot be read.
+    pub fn ask(&self, worker: WorkerId, ask: Ask, of: &Attempt) -> Result<ByteString, ApiError> {
+        let (session_id, round, attempt) = (self.session.id(), self.round + 1, of.id());
+        let message = match ask {
+            Ask::AnnounceKeys => ToWorker::AnnounceKeys(AnnounceKeys {
+                session_id,
+                data: AnnounceKeysData { round, attempt },
+            }),
+            Ask::ShareSecrets => ToWorker::ShareSecrets(ShareSecrets {
+                session_id,
+                data: ShareSecretsData {
+                    round,
+                    attempt,
+                    threshold: of.threshold(),
+                    members: of.member_keys(),
+                },
+            }),
+            Ask::MaskResult => ToWorker::MaskResult(MaskResult {
+                session_id,
+                data: MaskResultData {
+                    round,
+                    attempt,
+                    shares: of.shares_for(worker),
+                    examples_divisor: (self.session.row.rule()? == Rule::WeightedMean)
+                        .then(|| of.most_examples()),
+                    upload: self.upload(worker, Some(attempt)),
+                },
+            }),
+            Ask::RevealShares => ToWorker::RevealShares(RevealShares {
+                session_id,
+                data: RevealSharesData {
+                    round,
+                    attempt,
+                    arrived: of.arrived().into_iter().collect(),
+                },
+            }),
+        };
+        Ok(message.encode().into())
+    }
+
+    fn upload(&self, worker: WorkerId, attempt: Option<u64>) -> UploadTarget {
+        let place = Place {
+            session: self.session.id(),
+            round: self.round,
+            attempt,
+            worker,
+        };
+        let (key, most) = (place.key(), place.most_bytes(self.weights.size_bytes));
         UploadTarget {
             url: self
                 .actors

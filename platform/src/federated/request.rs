@@ -162,7 +162,12 @@ impl SessionRequest {
             worker_ids: self.worker_ids,
             seed: 0,
             privacy: self.privacy.and_then(|asked| {
-                let checked = asked.check();
+                let checked = asked.check(&super::privacy::Session {
+                    min_workers,
+                    max_workers: most,
+                    rule,
+                    limits_norm: self.max_delta_norm.is_some(),
+                });
                 checked.map_err(|found| problems.0.extend(found)).ok()
             }),
         };
@@ -330,6 +335,20 @@ mod tests {
     }
 
     #[test]
+    fn two_thirds_are_the_threshold_of_sums_where_none_is_given_and_means_can_be_had() {
+        for (min_workers, threshold) in [(2, 2), (3, 2), (4, 3), (6, 4)] {
+            let body = json!({"shards": 6, "min_workers": min_workers, "privacy": {"secure_aggregation": {}}});
+            let privacy = check(body).unwrap().settings.privacy.unwrap();
+            assert_eq!(privacy.secure_aggregation.unwrap().threshold, threshold);
+        }
+        for rule in ["nesterov", "mean", "weighted_mean"] {
+            let body =
+                json!({"shards": 4, "aggregation": rule, "privacy": {"secure_aggregation": {}}});
+            assert!(check(body).is_ok(), "{rule}");
+        }
+    }
+
+    #[test]
     fn every_field_that_does_not_fit_is_named() {
         for (more, field) in [
             (json!({"rounds": 0}), "rounds"),
@@ -376,6 +395,30 @@ mod tests {
             (
                 json!({"privacy": {"differential_privacy": {"clip_norm": 1, "noise_multiplier": 1, "delta": 1}}}),
                 "privacy.differential_privacy.delta",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {"threshold": 2}}, "shards": 8}),
+                "privacy.secure_aggregation.threshold",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {"threshold": 5}}, "shards": 8}),
+                "privacy.secure_aggregation.threshold",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {}}}),
+                "min_workers",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {}}, "shards": 256}),
+                "max_workers",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {}}, "shards": 4, "max_delta_norm": 1}),
+                "max_delta_norm",
+            ),
+            (
+                json!({"privacy": {"secure_aggregation": {}}, "shards": 4, "aggregation": "krum"}),
+                "aggregation",
             ),
         ] {
             let fields = check(more.clone()).unwrap_err();

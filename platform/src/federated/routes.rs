@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use super::making;
 use super::request::SessionRequest;
+use super::settings::Settings;
 use super::view::{RoundView, SessionView, Standing};
 use crate::artifacts::redirect_to;
 use crate::auth::{CurrentUser, Role};
@@ -54,7 +55,7 @@ pub async fn create(
 }
 
 /// Every shard needs a row.
-fn rows_needed(settings: &super::settings::Settings) -> u64 {
+fn rows_needed(settings: &Settings) -> u64 {
     match settings.dataset_ids.len() {
         1 => settings.shards,
         _ => 1,
@@ -123,6 +124,7 @@ pub async fn rounds(
     // Behind the last round lies what came of it.
     let before = before.min(row.total_rounds);
     let is_merging = row.closing;
+    let are_masked = Settings::of(&row)?.masking_rules().is_some();
     let shown = state
         .database
         .read::<_, DatabaseError, _>(move |c| {
@@ -136,7 +138,10 @@ pub async fn rounds(
                     .into_iter()
                     .partition(|result| result.round == round.round);
                 results = others;
-                shown.push((round.round, RoundView::of(round, own, is_merging)));
+                shown.push((
+                    round.round,
+                    RoundView::of(round, own, is_merging, are_masked),
+                ));
             }
             Ok(shown)
         })

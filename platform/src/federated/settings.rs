@@ -10,8 +10,12 @@ use trainyard_shared::message::Privacy;
 use trainyard_shared::training::{FieldProblem, LocalConfig};
 
 use super::state;
+use super::state::masking;
 use crate::database::{DatabaseError, from_json_text};
 use crate::rounds::store::SessionRow;
+
+/// Longest time of each stage of secure aggregation; else a quarter of the round timeout.
+const LONGEST_STAGE: Duration = Duration::from_secs(600);
 
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,9 +83,25 @@ impl Settings {
         }
     }
 
+    /// How results become a sum that alone can be read; none where they are seen one by one.
+    pub fn masking_rules(&self) -> Option<masking::Rules> {
+        let secure = self.privacy.as_ref()?.secure_aggregation.as_ref()?;
+        let longest = Duration::try_from_secs_f64(self.round_timeout_seconds / 4.0);
+        Some(masking::Rules {
+            threshold: count(secure.threshold),
+            at_least: count(self.min_workers),
+            stage_timeout: longest.map_or(LONGEST_STAGE, |longest| longest.min(LONGEST_STAGE)),
+        })
+    }
+
+    /// Whether workers say how well they have learnt.
+    pub fn tells_loss(&self) -> bool {
+        let privacy = self.privacy.as_ref();
+        privacy.is_none_or(|privacy| privacy.differential_privacy.is_none())
+    }
+
     /// What decides about the workers.
     pub fn of_state(&self) -> state::Settings {
-        let count = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         state::Settings {
             shards: self.shards,
             min_workers: count(self.min_workers),
@@ -95,6 +115,10 @@ impl Settings {
                 .map(|workers| workers.iter().copied().collect::<BTreeSet<_>>()),
         }
     }
+}
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

@@ -1,14 +1,16 @@
 //! SQL of the workers that take part in sessions, beside that of sessions and rounds ([`crate::rounds::store`]).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use chrono::NaiveDateTime;
 use diesel::prelude::*;
 use trainyard_shared::ids::{DatasetId, FederatedSessionId, WorkerId};
 
 use super::settings::Settings;
+use super::state::{Failed, Times};
 use crate::database::schema::{federated_participants, federated_sessions};
-use crate::database::{DatabaseError, DbConnection};
+use crate::database::{DatabaseError, DbConnection, from_json_text, to_json_text};
 use crate::rounds::Kind;
 use crate::rounds::store::{SessionRow, integer, natural};
 
@@ -22,13 +24,15 @@ pub fn worker(participant: &str) -> Option<WorkerId> {
     participant.parse().ok()
 }
 
-/// Workers that take part now, and the shards of all that ever did.
+/// Workers that take part now, and what is known of all that ever did.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Workers {
     /// Those that take part now.
     pub members: BTreeSet<WorkerId>,
     /// The shards of all.
     pub shards: BTreeMap<WorkerId, u64>,
+    /// How often some failed in a row.
+    pub failures: BTreeMap<WorkerId, Failed>,
 }
 
 /// The sessions of workers that have not ended, oldest first.
@@ -52,22 +56,32 @@ pub fn workers(
     connection: &mut DbConnection,
     id: FederatedSessionId,
 ) -> Result<Workers, DatabaseError> {
-    let rows: Vec<(String, i64, bool)> = federated_participants::table
+    type Row = (String, i64, bool, i64, Option<String>);
+    let rows: Vec<Row> = federated_participants::table
         .filter(federated_participants::session_id.eq(id.get()))
         .select((
             federated_participants::name,
             federated_participants::shard,
             federated_participants::takes_part,
+            federated_participants::failures,
+            federated_participants::last_error,
         ))
         .load(connection)?;
     let mut workers = Workers::default();
-    for (name, shard, takes_part) in rows {
+    for (name, shard, takes_part, failures, error) in rows {
         let Some(worker) = worker(&name) else {
             continue;
         };
         workers.shards.insert(worker, natural(shard));
         if takes_part {
             workers.members.insert(worker);
+        }
+        if failures > 0 {
+            let failed = Failed {
+                count: u32::try_from(failures).unwrap_or(u32::MAX),
+                error: error.unwrap_or_default(),
+            };
+            workers.failures.insert(worker, failed);
         }
     }
     Ok(workers)
@@ -107,6 +121,60 @@ pub fn leave(
     worker: WorkerId,
 ) -> Result<(), DatabaseError> {
     set_takes_part(connection, id, worker, false)
+}
+
+/// How often a worker has failed in a row, and why the last time.
+///
+/// # Errors
+/// Those of the database.
+pub fn note_failures(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    worker: WorkerId,
+    failed: Option<&Failed>,
+) -> Result<(), DatabaseError> {
+    diesel::update(federated_participants::table.find((id.get(), participant(worker))))
+        .set((
+            federated_participants::failures.eq(failed.map_or(0, |failed| i64::from(failed.count))),
+            federated_participants::last_error.eq(failed.map(|failed| failed.error.as_str())),
+        ))
+        .execute(connection)?;
+    Ok(())
+}
+
+/// How long workers of a session took for rounds.
+///
+/// # Errors
+/// Those of the database; times that cannot be read.
+pub fn times(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+) -> Result<Times, DatabaseError> {
+    let stored: Option<String> = federated_sessions::table
+        .find(id.get())
+        .select(federated_sessions::worker_times)
+        .first(connection)?;
+    let millis: Vec<u64> = stored.map_or(Ok(Vec::new()), |text| from_json_text(&text))?;
+    Ok(Times::new(
+        millis.into_iter().map(Duration::from_millis).collect(),
+    ))
+}
+
+/// The same, written down.
+///
+/// # Errors
+/// Those of the database.
+pub fn note_times(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    times: &Times,
+) -> Result<(), DatabaseError> {
+    let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let millis: Vec<u64> = times.all().map(millis).collect();
+    diesel::update(federated_sessions::table.find(id.get()))
+        .set(federated_sessions::worker_times.eq(to_json_text(&millis)?))
+        .execute(connection)?;
+    Ok(())
 }
 
 fn set_takes_part(

@@ -1,5 +1,7 @@
 //! Federated sessions over real sockets, with workers played by hand.
 
+mod secure;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 use tempfile::TempDir;

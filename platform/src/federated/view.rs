@@ -76,7 +76,8 @@ pub struct WorkerView {
     #[schema(value_type = i64)]
     worker_id: WorkerId,
     shard: u64,
-    /// `waiting` for the next round, `training`, `delivered`, `failed`; `gone` when it does not take part now.
+    /// `waiting` for the next round, `training`, `trained` (its result is not summed yet), `delivered`, `failed`; `gone`
+    /// when it does not take part now.
     status: &'static str,
     /// Why it failed last.
     error: Option<String>,
@@ -101,7 +102,7 @@ pub struct RoundView {
     status: &'static str,
     /// SHA-256 of the adapter with which it began.
     weights_sha256: String,
-    /// Mean of the results' losses, in nats, weighted by their examples.
+    /// Mean of the results' losses, in nats, weighted by their examples; with secure aggregation as the changes are.
     loss: Option<f64>,
     /// Results that were merged; null until it is closed.
     merged: Option<u64>,
@@ -121,8 +122,9 @@ pub struct ResultView {
     num_examples: u64,
     /// Mean loss, in nats.
     loss: Option<f64>,
-    /// L2 norm of its difference from the round's weights.
-    delta_norm: f64,
+    /// L2 norm of its difference from the round's weights; null where only the sum of results is known.
+    delta_norm: Option<f64>,
+    /// Of what the worker sent.
     sha256: String,
     /// Why it was left out.
     eliminated_because: Option<String>,
@@ -146,7 +148,10 @@ impl Standing {
         let live = under_way.rounds.live();
         Self {
             round: live.rounds.round(),
-            updates: live.rounds.results().len() as u64,
+            updates: match live.rounds.phase() {
+                Phase::Open => workers.delivered() as u64,
+                _ => live.rounds.results().len() as u64,
+            },
             needed: workers.expected().map(|count| count as u64),
             deadline: workers
                 .deadline()
@@ -242,6 +247,7 @@ impl WorkerView {
             None => ("gone", None),
             Some(Doing::Waits) => ("waiting", None),
             Some(Doing::Trains { .. }) => ("training", None),
+            Some(Doing::Trained { .. }) => ("trained", None),
             Some(Doing::Delivered) => ("delivered", None),
             Some(Doing::Failed { error, .. }) => ("failed", Some(error.clone())),
         };
@@ -263,7 +269,7 @@ impl WorkerView {
 
 impl RoundView {
     /// A round with its results.
-    pub fn of(row: RoundRow, results: Vec<ResultRow>, is_merging: bool) -> Self {
+    pub fn of(row: RoundRow, results: Vec<ResultRow>, is_merging: bool, are_masked: bool) -> Self {
         let status = match (row.closed_at, is_merging) {
             (Some(_), _) => "closed",
             (None, true) => "merging",
@@ -273,10 +279,13 @@ impl RoundView {
             round: natural(row.round) + 1,
             status,
             weights_sha256: row.weights_sha256,
-            loss: mean_loss(&results),
+            loss: mean_loss(&results).or(row.loss),
             merged: row.merged.map(natural),
             update_norm: row.update_norm,
-            results: results.into_iter().map(ResultView::of).collect(),
+            results: results
+                .into_iter()
+                .map(|row| ResultView::of(row, are_masked))
+                .collect(),
             opened_at: shown_time(row.opened_at),
             closed_at: row.closed_at.map(shown_time),
         }
@@ -295,12 +304,12 @@ fn mean_loss(results: &[ResultRow]) -> Option<f64> {
 }
 
 impl ResultView {
-    fn of(row: ResultRow) -> Self {
+    fn of(row: ResultRow, is_masked: bool) -> Self {
         Self {
             worker_id: worker(&row.participant),
             num_examples: natural(row.weight),
             loss: row.loss,
-            delta_norm: row.delta_norm,
+            delta_norm: (!is_masked).then_some(row.delta_norm),
             sha256: row.sha256,
             eliminated_because: row.eliminated_because,
             at: shown_time(row.accepted_at),

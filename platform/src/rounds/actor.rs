@@ -18,7 +18,7 @@ use super::merging::{MergeFailure, Merging};
 use super::news;
 use super::participants::Participants;
 use super::recording::{Written, load, make, reload, write_down};
-use super::session::Session;
+use super::session::{Contribution, Session};
 use super::state::{Answer, Change, Decision, Event, Phase};
 use super::store::{Outcome, ResultRow, integer, natural};
 use crate::actors::Actors;
@@ -87,6 +87,17 @@ pub(super) struct Take {
     pub(super) content: StoredObject,
     pub(super) delta_norm: f64,
     pub(super) weight: u64,
+    pub(super) loss: Option<f64>,
+}
+
+/// Take the mean of these results, which is stored.
+#[derive(Message)]
+#[rtype(result = "Result<Answer, DatabaseError>")]
+pub(super) struct TakeMean {
+    pub(super) round: u64,
+    /// Number of the mean's file.
+    pub(super) number: i64,
+    pub(super) of: Vec<Contribution>,
     pub(super) loss: Option<f64>,
 }
 
@@ -240,6 +251,9 @@ impl RoundActor {
             Change::Accepted { participant, .. } => {
                 tracing::info!(session.id = %id, round, participant, "result taken");
             }
+            Change::MeanAccepted(of) => {
+                tracing::info!(session.id = %id, round, results = of.len(), "the sum of results taken");
+            }
             Change::Closed | Change::Overdue | Change::Adjusted { .. } => {
                 tracing::debug!(session.id = %id, round, ?change, "round goes on");
             }
@@ -257,9 +271,10 @@ impl RoundActor {
                 without: without.clone(),
             }),
             (Change::Advanced, Phase::Open) => Some(RoundNews::Opened { round, weights }),
-            (Change::Accepted { .. } | Change::Closed, Phase::Merging) => {
-                Some(RoundNews::Closing { round })
-            }
+            (
+                Change::Accepted { .. } | Change::MeanAccepted(_) | Change::Closed,
+                Phase::Merging,
+            ) => Some(RoundNews::Closing { round }),
             (_, phase) if phase.is_ended() => Some(RoundNews::Ended),
             _ => None,
         };
@@ -369,12 +384,13 @@ impl RoundActor {
                 return Some((Event::Merged { round }, Written::Merged(Box::new(outcome))));
             }
             Err(MergeFailure::Unusable(participants)) => return without(participants),
-            Err(MergeFailure::Unreadable { participant, .. }) if tries >= TRIES_TO_READ => {
-                return without(vec![participant]);
+            Err(MergeFailure::Unreadable { participants, .. }) if tries >= TRIES_TO_READ => {
+                return without(participants);
             }
-            Err(MergeFailure::Unreadable { participant, why }) => {
+            Err(MergeFailure::Unreadable { participants, why }) => {
                 self.unreadable = tries;
-                format!("the result of {participant} cannot be read: {why}")
+                let whose = participants.join(", ");
+                format!("the result of {whose} cannot be read: {why}")
             }
             // The next start merges it.
             Err(MergeFailure::Stopped) => return None,
@@ -415,6 +431,14 @@ impl Actor for RoundActor {
     }
 }
 
+/// To take results in needs the database alone.
+fn of_database(trouble: Trouble) -> DatabaseError {
+    match trouble {
+        Trouble::Database(error) => error,
+        Trouble::Storage(_) => DatabaseError::Stopped,
+    }
+}
+
 impl Handler<Take> for RoundActor {
     type Result = AtomicResponse<Self, Result<Answer, DatabaseError>>;
 
@@ -438,12 +462,42 @@ impl Handler<Take> for RoundActor {
             accepted_at: now(),
         };
         let happened = self.happen(event, Written::Result(row));
-        AtomicResponse::new(Box::pin(happened.map(|answer, _, _| {
-            answer.map_err(|trouble| match trouble {
-                Trouble::Database(error) => error,
-                Trouble::Storage(_) => DatabaseError::Stopped,
-            })
-        })))
+        AtomicResponse::new(Box::pin(
+            happened.map(|answer, _, _| answer.map_err(of_database)),
+        ))
+    }
+}
+
+impl Handler<TakeMean> for RoundActor {
+    type Result = AtomicResponse<Self, Result<Answer, DatabaseError>>;
+
+    fn handle(&mut self, take: TakeMean, _: &mut Context<Self>) -> Self::Result {
+        let of = take.of.iter();
+        let event = Event::MeanStored {
+            round: take.round,
+            results: of
+                .map(|one| (one.participant.clone(), one.content.sha256.clone()))
+                .collect(),
+        };
+        let row = |one: Contribution| ResultRow {
+            session_id: self.id().get(),
+            round: integer(take.round),
+            participant: one.participant,
+            number: take.number,
+            sha256: one.content.sha256,
+            size_bytes: integer(one.content.size_bytes),
+            // Of a single result nothing is known.
+            delta_norm: 0.0,
+            weight: integer(one.weight),
+            loss: None,
+            eliminated_because: None,
+            accepted_at: now(),
+        };
+        let rows = take.of.into_iter().map(row).collect();
+        let happened = self.happen(event, Written::Mean(rows, take.loss));
+        AtomicResponse::new(Box::pin(
+            happened.map(|answer, _, _| answer.map_err(of_database)),
+        ))
     }
 }
 

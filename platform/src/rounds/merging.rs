@@ -3,11 +3,14 @@
 //!
 //! Repeating it gives the same bytes: a merge that was broken off is simply done again.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use trainyard_aggregation::{AggregationError, GlobalAdapter, Merge, Merged, Rule, Update, merge};
+use trainyard_aggregation::{
+    AggregationError, Eliminated, GlobalAdapter, Merge, Merged, Rule, Update, merge,
+};
 use trainyard_engine::files;
 use trainyard_shared::ids::FederatedSessionId;
 
@@ -32,10 +35,10 @@ pub struct Merging {
 pub enum MergeFailure {
     /// The files of these results are not any more what was checked.
     Unusable(Vec<String>),
-    /// The file of this result cannot be read; those before it could.
+    /// The file of these results cannot be read; those before it could.
     Unreadable {
-        /// Whose it is.
-        participant: String,
+        /// Whose they are.
+        participants: Vec<String>,
         /// What the system or the store says.
         why: String,
     },
@@ -67,10 +70,23 @@ impl From<std::io::Error> for MergeFailure {
 struct Inputs {
     global: LocalFile,
     velocity: Option<LocalFile>,
-    updates: Vec<(ResultRow, LocalFile)>,
+    updates: Vec<Input>,
     rule: Rule,
     outer_lr: f32,
     outer_momentum: f32,
+}
+
+/// A file that is merged.
+struct Input {
+    /// The result that it is; several where it is their mean.
+    of: Vec<ResultRow>,
+    file: LocalFile,
+}
+
+impl Input {
+    fn participants(&self) -> Vec<String> {
+        self.of.iter().map(|row| row.participant.clone()).collect()
+    }
 }
 
 impl Merging {
@@ -99,11 +115,26 @@ impl Merging {
         );
         let (to, velocity_to) = (out.clone(), velocity_out.clone());
         let stopping = self.stopping.clone();
-        let merged =
-            tokio::task::spawn_blocking(move || inputs.merge(&to, &velocity_to, &stopping))
-                .await
-                .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
-        self.store(id, round + 1, merged, out, velocity_out).await
+        let merging = move || {
+            let merged = inputs.merge(&to, &velocity_to, &stopping)?;
+            let results = inputs.results_of(&merged.kept);
+            let eliminated = inputs.eliminated(&merged);
+            Ok::<_, MergeFailure>((results, eliminated, merged))
+        };
+        let (results, eliminated, merged) = tokio::task::spawn_blocking(merging)
+            .await
+            .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
+        let update_norm = merged.update_norm;
+        let (weights, has_velocity) = self
+            .store(id, round + 1, merged, out, velocity_out)
+            .await?;
+        Ok(Outcome {
+            weights,
+            has_velocity,
+            merged: results,
+            eliminated,
+            update_norm,
+        })
     }
 
     /// The new adapter, and beside it the velocity, which is at most twice as large: as f32 of two bytes a value.
@@ -137,17 +168,20 @@ impl Merging {
             }
             false => None,
         };
-        let mut updates = Vec::with_capacity(results.len());
+        let mut by_file = BTreeMap::<i64, Vec<ResultRow>>::new();
         for row in results {
-            let key = keys::update(id, round, row.number);
+            by_file.entry(row.number).or_default().push(row);
+        }
+        let mut updates = Vec::with_capacity(by_file.len());
+        for (number, of) in by_file {
+            let key = keys::update(id, round, number);
+            let whose = || of.iter().map(|row| row.participant.clone()).collect();
             match self.scratch.local(storage, &key).await {
-                Ok(file) => updates.push((row, file)),
-                Err(StorageError::NotFound) => {
-                    return Err(MergeFailure::Unusable(vec![row.participant]));
-                }
+                Ok(file) => updates.push(Input { of, file }),
+                Err(StorageError::NotFound) => return Err(MergeFailure::Unusable(whose())),
                 Err(error) => {
                     return Err(MergeFailure::Unreadable {
-                        participant: row.participant,
+                        participants: whose(),
                         why: error.to_string(),
                     });
                 }
@@ -163,6 +197,7 @@ impl Merging {
         })
     }
 
+    /// Stores what was merged; gives the next global adapter, and whether it has a velocity.
     async fn store(
         &self,
         session: FederatedSessionId,
@@ -170,7 +205,7 @@ impl Merging {
         merged: Merged,
         out: PathBuf,
         velocity_out: PathBuf,
-    ) -> Result<Outcome, MergeFailure> {
+    ) -> Result<(StoredObject, bool), MergeFailure> {
         let weights = StoredObject {
             size_bytes: merged.size_bytes,
             sha256: merged.sha256,
@@ -183,17 +218,7 @@ impl Merging {
         }
         let key = keys::weights(session, round);
         self.storage.put_file(&key, &out, &weights).await?;
-        Ok(Outcome {
-            weights,
-            has_velocity,
-            merged: merged.kept.len(),
-            eliminated: merged
-                .eliminated
-                .into_iter()
-                .map(|one| (one.name, one.why.to_string()))
-                .collect(),
-            update_norm: merged.update_norm,
-        })
+        Ok((weights, has_velocity))
     }
 }
 
@@ -205,16 +230,14 @@ impl Inputs {
         stopping: &AtomicBool,
     ) -> Result<Merged, MergeFailure> {
         let global = GlobalAdapter::open(self.global.path()).map_err(failure)?;
-        let updates: Vec<Update> = self
-            .updates
-            .iter()
-            .map(|(row, file)| Update {
-                name: row.participant.clone(),
-                path: file.path().to_owned(),
-                weight: natural(row.weight),
-                delta_norm: row.delta_norm,
-            })
-            .collect();
+        // A file is known by the first participant whose result is in it.
+        let update = |input: &Input| Update {
+            name: input.of[0].participant.clone(),
+            path: input.file.path().to_owned(),
+            weight: natural(input.of[0].weight),
+            delta_norm: input.of[0].delta_norm,
+        };
+        let updates: Vec<Update> = self.updates.iter().map(update).collect();
         let to_merge = Merge {
             global: &global,
             velocity: self.velocity.as_ref().map(LocalFile::path),
@@ -225,17 +248,41 @@ impl Inputs {
             threads: 0,
         };
         let is_stopped = || stopping.load(Ordering::Relaxed);
-        merge(&to_merge, out, velocity_out, &is_stopped).map_err(failure)
+        merge(&to_merge, out, velocity_out, &is_stopped).map_err(|error| match error {
+            AggregationError::Changed { name, .. } => MergeFailure::Unusable(self.all_with(&name)),
+            AggregationError::Unreadable { name, source } => MergeFailure::Unreadable {
+                participants: self.all_with(&name),
+                why: source.to_string(),
+            },
+            other => failure(other),
+        })
+    }
+
+    /// Whose results are in the same file as that participant's.
+    fn all_with(&self, name: &str) -> Vec<String> {
+        let is_its = |input: &&Input| input.of[0].participant == name;
+        let found = self.updates.iter().find(is_its);
+        found.map_or_else(Vec::new, Input::participants)
+    }
+
+    /// The results that were left out, and why.
+    fn eliminated(&self, merged: &Merged) -> Vec<(String, String)> {
+        let why = |one: &Eliminated| {
+            let names = self.all_with(&one.name).into_iter();
+            let why = one.why.to_string();
+            names.map(move |name| (name, why.clone()))
+        };
+        merged.eliminated.iter().flat_map(why).collect()
+    }
+
+    /// Results that are in the files of these participants.
+    fn results_of(&self, names: &[String]) -> usize {
+        names.iter().map(|name| self.all_with(name).len()).sum()
     }
 }
 
 fn failure(error: AggregationError) -> MergeFailure {
     match error {
-        AggregationError::Changed { name, .. } => MergeFailure::Unusable(vec![name]),
-        AggregationError::Unreadable { name, source } => MergeFailure::Unreadable {
-            participant: name,
-            why: source.to_string(),
-        },
         AggregationError::Stopped => MergeFailure::Stopped,
         other => MergeFailure::Trouble(other.to_string()),
     }

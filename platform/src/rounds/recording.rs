@@ -30,6 +30,8 @@ pub enum Written {
     Nothing,
     /// The result that counts from now on.
     Result(ResultRow),
+    /// The results of which only the mean is known, and their mean loss.
+    Mean(Vec<ResultRow>, Option<f64>),
     /// What came of the round.
     Merged(Box<Outcome>),
 }
@@ -117,6 +119,10 @@ pub async fn write_down(
             let write = move |c: &mut _| store::accept(c, &row, closes);
             actors.database.write::<_, DatabaseError, _>(write).await?;
         }
+        (Change::MeanAccepted(_), Written::Mean(rows, loss)) => {
+            let write = move |c: &mut _| store::accept_mean(c, id, round, &rows, loss);
+            actors.database.write::<_, DatabaseError, _>(write).await?;
+        }
         (Change::Closed, _) => {
             let write = move |c: &mut _| store::close(c, id);
             actors.database.write::<_, DatabaseError, _>(write).await?;
@@ -139,7 +145,7 @@ pub async fn write_down(
         }
         (Change::Stopped, _) => write_stop(actors, session, round).await?,
         (Change::Overdue | Change::Adjusted { .. }, _) => {}
-        (Change::Accepted { .. } | Change::Advanced, _) => {
+        (Change::Accepted { .. } | Change::MeanAccepted(_) | Change::Advanced, _) => {
             unreachable!("a result comes with its row, a merge with its outcome")
         }
     }

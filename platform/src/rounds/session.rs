@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use trainyard_aggregation::{CheckError, GlobalAdapter, check};
 use trainyard_shared::ids::FederatedSessionId;
 
-use super::actor::{Apply, Retire, RoundActor, Take, Trouble};
+use super::actor::{Apply, Retire, RoundActor, Take, TakeMean, Trouble};
 use super::keys;
 use super::participants::Participants;
 use super::scratch::LocalFile;
@@ -19,7 +19,7 @@ use super::state::{Answer, Event, Rounds, Standing};
 use super::store::{SessionRow, ShardRow};
 use crate::actors::Actors;
 use crate::database::DatabaseError;
-use crate::storage::{StorageError, StoredObject};
+use crate::storage::{StorageError, StorageKey, StoredObject};
 
 /// Results that are checked at once, of all sessions: more would only be slower.
 static CHECKS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(2)));
@@ -63,8 +63,10 @@ impl Live {
 
 /// The global adapter of a round, open.
 pub struct Global {
-    round: u64,
-    adapter: GlobalAdapter,
+    /// The round.
+    pub round: u64,
+    /// The adapter.
+    pub adapter: GlobalAdapter,
     /// Kept for as long as the adapter is read.
     _file: LocalFile,
 }
@@ -83,6 +85,31 @@ pub struct Offered {
     pub weight: u64,
     /// Mean loss, where it is known.
     pub loss: Option<f64>,
+}
+
+/// The mean of results that were summed under masks.
+pub struct OfferedMean {
+    /// The round that it is of.
+    pub round: u64,
+    /// An adapter: the round's, changed by the mean of the results' changes.
+    pub file: TempPath,
+    /// The file's size and digest.
+    pub content: StoredObject,
+    /// Whose results are in it.
+    pub of: Vec<Contribution>,
+    /// Mean of their losses, where it is known.
+    pub loss: Option<f64>,
+}
+
+/// What a participant has sent for a sum.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Contribution {
+    /// Whose it is.
+    pub participant: String,
+    /// The masked file's size and digest.
+    pub content: StoredObject,
+    /// Examples that it was trained on.
+    pub weight: u64,
 }
 
 /// Why a result has no answer.
@@ -187,9 +214,7 @@ impl Session {
             return Ok(Answer::Refused(Standing::Late));
         }
         let (file, delta_norm) = self.check(global, offered.file).await?;
-        let number =
-            i64::from(rand::random::<u32>()) << 20 | i64::from(rand::random::<u32>() >> 12);
-        let key = keys::update(self.id(), offered.round, number);
+        let (number, key) = self.new_update(offered.round);
         actors
             .storage
             .put_file(&key, &file, &offered.content)
@@ -211,15 +236,61 @@ impl Session {
         if let Ok(Answer::Taken) = taken {
             self.participants.has_result(&participant);
         }
-        // Where it is not known whether it was written down, the next start removes what nothing refers to.
-        let is_superfluous = match &taken {
+        self.tidy(actors, &key, &taken).await;
+        Ok(taken?)
+    }
+
+    /// Takes in the mean of results that nobody has seen one by one: the round closes with it. It is stored, then
+    /// counted.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub async fn submit_mean(
+        &self,
+        actors: &Actors,
+        offered: &OfferedMean,
+    ) -> Result<Answer, SubmitError> {
+        let (number, key) = self.new_update(offered.round);
+        let stored = actors
+            .storage
+            .put_file(&key, &offered.file, &offered.content);
+        stored.await?;
+        let take = TakeMean {
+            round: offered.round,
+            number,
+            of: offered.of.clone(),
+            loss: offered.loss,
+        };
+        let taken = match self.actor.send(take).await {
+            Ok(answer) => answer,
+            Err(_) => Err(DatabaseError::Stopped),
+        };
+        if let Ok(Answer::Taken) = taken {
+            for one in &offered.of {
+                self.participants.has_result(&one.participant);
+            }
+        }
+        self.tidy(actors, &key, &taken).await;
+        Ok(taken?)
+    }
+
+    /// Number and key of a file that nobody else names.
+    fn new_update(&self, round: u64) -> (i64, StorageKey) {
+        let number =
+            i64::from(rand::random::<u32>()) << 20 | i64::from(rand::random::<u32>() >> 12);
+        (number, keys::update(self.id(), round, number))
+    }
+
+    /// Removes a file that does not count. Where it is not known whether it does, the next start removes what nothing
+    /// refers to.
+    async fn tidy(&self, actors: &Actors, key: &StorageKey, taken: &Result<Answer, DatabaseError>) {
+        let is_superfluous = match taken {
             Ok(answer) => *answer != Answer::Taken,
             Err(error) => changed_nothing(error),
         };
-        if is_superfluous && let Err(error) = actors.storage.delete(&key).await {
+        if is_superfluous && let Err(error) = actors.storage.delete(key).await {
             tracing::warn!(session.id = %self.id(), %error, "a result that does not count was not removed");
         }
-        Ok(taken?)
     }
 
     async fn check(
@@ -248,7 +319,10 @@ impl Session {
     }
 
     /// The global adapter of the round that is open, or was a moment ago.
-    async fn global(&self, actors: &Actors) -> Result<Arc<Global>, SubmitError> {
+    ///
+    /// # Errors
+    /// [`SubmitError::Storage`], [`SubmitError::Failed`].
+    pub async fn global(&self, actors: &Actors) -> Result<Arc<Global>, SubmitError> {
         let mut kept = self.global.lock().await;
         let round = self.live().rounds.round();
         if let Some(global) = kept.as_ref().filter(|global| global.round == round) {

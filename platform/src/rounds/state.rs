@@ -75,6 +75,13 @@ pub enum Event {
         /// SHA-256 of its file.
         sha256: String,
     },
+    /// The mean of these participants' results, which nobody has seen one by one, is stored.
+    MeanStored {
+        /// The round that it is of.
+        round: u64,
+        /// Whose results are in it, as the SHA-256 of what they sent.
+        results: Results,
+    },
     /// The round's deadline may have passed.
     DeadlinePassed,
     /// The round's results were merged, and the outcome is stored.
@@ -116,6 +123,8 @@ pub enum Change {
         /// Whether there are enough now.
         closes: bool,
     },
+    /// These results count, as their mean; the round closes with it.
+    MeanAccepted(Results),
     /// The round is closed.
     Closed,
     /// The deadline has passed, and there are too few results to close the round.
@@ -271,6 +280,7 @@ impl Rounds {
                 round,
                 sha256,
             } => return self.decide_result(participant, round, sha256),
+            Event::MeanStored { round, results } => return self.decide_mean(round, results),
             _ if self.phase.is_ended() => None,
             Event::DeadlinePassed => self.decide_deadline(now),
             Event::Merged { round } => self.is_merging(round).then_some(Change::Advanced),
@@ -318,6 +328,25 @@ impl Rounds {
         Decision { answer, change }
     }
 
+    fn decide_mean(&self, round: u64, results: Results) -> Decision {
+        let standing = match self.phase {
+            Phase::Finished | Phase::Stopped => Standing::Ended,
+            Phase::Open if round == self.round => Standing::Welcome,
+            _ if round > self.round => Standing::NotBegun,
+            _ => Standing::Late,
+        };
+        match standing {
+            Standing::Welcome => Decision {
+                answer: Answer::Taken,
+                change: Some(Change::MeanAccepted(results)),
+            },
+            other => Decision {
+                answer: Answer::Refused(other),
+                change: None,
+            },
+        }
+    }
+
     fn is_merging(&self, round: u64) -> bool {
         self.phase == Phase::Merging && self.round == round
     }
@@ -356,6 +385,10 @@ impl Rounds {
                 if closes {
                     self.phase = Phase::Merging;
                 }
+            }
+            Change::MeanAccepted(results) => {
+                self.results = results;
+                self.phase = Phase::Merging;
             }
             Change::Closed => self.phase = Phase::Merging,
             Change::Overdue => self.is_overdue = true,

@@ -24,7 +24,7 @@ use crate::storage::StoredObject;
 pub use participants::{
     ParticipantRow, Tally, count, join, leave, participants, participants_from,
 };
-pub use results::{ResultRow, accept, eliminate, reopen, results, results_of_session};
+pub use results::{ResultRow, accept, accept_mean, eliminate, reopen, results, results_of_session};
 pub use rows::{FileRow, NewSession, Outcome, RoundRow, SessionRow, ShardRow};
 pub(crate) use rows::{integer, natural};
 

@@ -42,11 +42,18 @@ pub struct FederatedUpdateData {
         skip_serializing_if = "Option::is_none"
     )]
     pub loss: Option<f64>,
-    /// Storage key of the adapter.
+    /// Storage key of the adapter; with secure aggregation of the masked change.
     pub key: String,
     /// SHA-256 of the file, 64 lower-case hex digits.
     pub sha256: String,
     /// Length in bytes.
     #[serde(deserialize_with = "number::count")]
     pub size_bytes: u64,
+    /// With secure aggregation: the attempt that the change is masked for.
+    #[serde(
+        default,
+        deserialize_with = "number::optional_count",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub attempt: Option<u64>,
 }

@@ -56,6 +56,18 @@ pub struct Privacy {
     /// Clip and noise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub differential_privacy: Option<DifferentialPrivacy>,
+    /// Results are masked such that only their sum can be read. The worker then says `round_trained` and sends nothing
+    /// before it is masked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secure_aggregation: Option<SecureAggregation>,
+}
+
+/// Masks that go away in the sum.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SecureAggregation {
+    /// Least number of results whose sum is ever read. A worker reveals nothing for less.
+    #[serde(deserialize_with = "number::count")]
+    pub threshold: u64,
 }
 
 /// The Gaussian mechanism on a worker's change of the adapter.

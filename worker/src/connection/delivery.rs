@@ -17,8 +17,8 @@ use super::backoff::jittered;
 use super::outbox::{Entry, Outbox, Place, ended_task};
 use super::tokens::ended_answer;
 use crate::platform_files::FileOwner;
-use crate::tasks::failed_message;
 use crate::tasks::transfers::TransferError;
+use crate::tasks::{failed_message, masking_failed};
 
 /// The platform may miss the files of one message so many times before the message is given up.
 const MISSED_FILES: u32 = 5;
@@ -242,6 +242,15 @@ impl Connection {
                     },
                 });
                 self.say_instead(entry.place, failed);
+            }
+            FromWorker::FederatedUpdate(message) if message.data.attempt.is_some() => {
+                let data = &message.data;
+                let place = (data.round, data.attempt.unwrap_or(0));
+                let error = format!("the masked result cannot be stored: {reason}");
+                self.push(masking_failed(message.session_id, place, error, None));
+                if let Some(id) = message.message_id {
+                    self.outbox.remove(id);
+                }
             }
             FromWorker::FederatedUpdate(message) => {
                 let failed = FromWorker::FederatedFailed(FederatedFailed {

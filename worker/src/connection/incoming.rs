@@ -8,7 +8,7 @@ use tokio_tungstenite::tungstenite;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use trainyard_shared::WorkerStatus;
 use trainyard_shared::frame::close;
-use trainyard_shared::ids::{MessageId, TaskId};
+use trainyard_shared::ids::{FederatedSessionId, MessageId, TaskId};
 use trainyard_shared::message::{
     EnrollmentComplete, FromWorker, Ping, Pong, ToWorker, WorkerRegister,
 };
@@ -17,7 +17,7 @@ use super::actor::Connection;
 use super::answers;
 use super::backoff::NextTry;
 use super::link::LinkState;
-use crate::tasks::{Order, TaskCommand};
+use crate::tasks::{Order, SumOrder, TaskCommand};
 
 /// Answers of ours to frames that are no messages, at most so many a minute.
 const ERROR_ANSWERS_PER_MINUTE: usize = 10;
@@ -94,6 +94,18 @@ impl Connection {
                     next.session_id,
                     Order::Continue(next),
                 ));
+            }
+            ToWorker::AnnounceKeys(ask) => {
+                self.of_sum(ask.session_id, SumOrder::AnnounceKeys(ask.data));
+            }
+            ToWorker::ShareSecrets(ask) => {
+                self.of_sum(ask.session_id, SumOrder::ShareSecrets(ask.data));
+            }
+            ToWorker::MaskResult(ask) => {
+                self.of_sum(ask.session_id, SumOrder::MaskResult(ask.data));
+            }
+            ToWorker::RevealShares(ask) => {
+                self.of_sum(ask.session_id, SumOrder::RevealShares(ask.data));
             }
             ToWorker::StopFederatedTraining(stop) => {
                 self.command(TaskCommand::StopFederated(stop.session_id));
@@ -201,6 +213,10 @@ impl Connection {
             current_session_ids: Some(doing.session_ids),
             ping_id: ping.ping_id,
         }));
+    }
+
+    fn of_sum(&mut self, session: FederatedSessionId, order: SumOrder) {
+        self.command(TaskCommand::Federated(session, Order::OfSum(order)));
     }
 
     fn command(&mut self, command: TaskCommand) {

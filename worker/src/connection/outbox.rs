@@ -180,9 +180,14 @@ impl Outbox {
         self.state().undelivered()
     }
 
-    /// The rounds of a federated session whose results wait for delivery.
+    /// The rounds of a federated session whose results wait for delivery as they are.
     pub fn undelivered_rounds(&self, session: FederatedSessionId) -> Vec<u64> {
         self.state().undelivered_rounds(session)
+    }
+
+    /// Whether a masked result of that round and attempt waits for delivery.
+    pub fn has_masked(&self, session: FederatedSessionId, round: u64, attempt: u64) -> bool {
+        self.state().has_masked(session, round, attempt)
     }
 
     fn write(

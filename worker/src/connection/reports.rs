@@ -158,6 +158,11 @@ impl Reports {
         self.outbox.undelivered_rounds(session)
     }
 
+    /// Whether a masked result of that round and attempt waits for delivery.
+    pub fn has_masked(&self, session: FederatedSessionId, round: u64, attempt: u64) -> bool {
+        self.outbox.has_masked(session, round, attempt)
+    }
+
     /// Changes what the worker says that it does.
     pub fn change_activity(&self, change: impl FnOnce(&mut Activity)) {
         if self.activity.change(change) {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use trainyard_shared::ids::{FederatedSessionId, InferenceId, JobId, MessageId, TaskId};
-use trainyard_shared::message::{ArtifactFile, FromWorker};
+use trainyard_shared::message::{ArtifactFile, FederatedUpdateData, FromWorker};
 
 /// So many checkpoints of one job wait for delivery; beyond that the oldest that nobody works on is given up.
 const WAITING_CHECKPOINTS: usize = 3;
@@ -144,15 +144,28 @@ impl Waiting {
         ends
     }
 
-    /// The rounds of a federated session whose results wait for delivery.
+    /// The rounds of a federated session whose results wait for delivery as they are.
     pub fn undelivered_rounds(&self, session: FederatedSessionId) -> Vec<u64> {
-        let of_session = |entry: &Entry| match &entry.message {
-            FromWorker::FederatedUpdate(update) if update.session_id == session => {
-                Some(update.data.round)
-            }
-            _ => None,
-        };
-        self.entries.values().filter_map(of_session).collect()
+        let updates = self.updates(session);
+        let plain = updates.filter(|update| update.attempt.is_none());
+        plain.map(|update| update.round).collect()
+    }
+
+    /// Whether a masked result of that round and attempt waits for delivery.
+    pub fn has_masked(&self, session: FederatedSessionId, round: u64, attempt: u64) -> bool {
+        self.updates(session)
+            .any(|update| (update.round, update.attempt) == (round, Some(attempt)))
+    }
+
+    fn updates(&self, session: FederatedSessionId) -> impl Iterator<Item = &FederatedUpdateData> {
+        self.entries
+            .values()
+            .filter_map(move |entry| match &entry.message {
+                FromWorker::FederatedUpdate(update) if update.session_id == session => {
+                    Some(&update.data)
+                }
+                _ => None,
+            })
     }
 
     /// A long outage must not fill the disk with checkpoints that newer ones have made worthless: the one that

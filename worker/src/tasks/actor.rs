@@ -259,6 +259,11 @@ impl Tasks {
                 let _ = session.orders.send(order);
             }
             (None, Order::Start(start)) => self.start_session(*start, ctx),
+            (None, Order::OfSum(order)) => {
+                let error = "this worker does not take part in the session (any more)".to_owned();
+                let failed = federated::failed_message(id, order.place(), error, None);
+                self.context.reports.send(failed);
+            }
             (None, order) => {
                 let message = "this worker does not take part in it (any more)";
                 let failure = Failure::new(FailureKind::WorkerRestarted, message);

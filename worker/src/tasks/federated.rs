@@ -7,9 +7,13 @@
 //! 3. A round is trained on a thread of its own ([`rounds`]). Its result goes into the outbox with the message
 //!    that names it; that is what a restart of the worker goes on from.
 //!    Where the session asks for differential privacy, the result is clipped and blurred before, and its loss not said.
+//!    With secure aggregation the result stays here, which is said, until it can be masked ([`masking`]); only what is
+//!    masked is sent.
 //! 4. A round that fails is told with `federated_failed`; the platform names it again, or goes on without it.
 //! 5. A stop ends all of it at once and without a word.
 
+mod keeping;
+mod masking;
 mod plan;
 mod rounds;
 
@@ -22,9 +26,8 @@ use trainyard_privacy::GaussianMechanism;
 use trainyard_shared::FailureKind;
 use trainyard_shared::ids::{FederatedSessionId, MessageId};
 use trainyard_shared::message::{
-    ArtifactFile, FederatedFailed, FederatedFailedData, FederatedUpdate, FederatedUpdateData,
-    FromWorker, GlobalWeights, StartFederatedTraining, StartFederatedTrainingData, WeightsLoaded,
-    WeightsLoadedData,
+    FederatedFailed, FederatedFailedData, FromWorker, GlobalWeights, StartFederatedTraining,
+    StartFederatedTrainingData, WeightsLoaded, WeightsLoadedData,
 };
 use trainyard_shared::training::LocalConfig;
 
@@ -33,13 +36,19 @@ use super::failure::Failure;
 use super::transfers::{Download, TransferError};
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::{Activity, Reports};
+use crate::files::WrittenFile;
+use masking::{Answer, Held, MaskWork, Masker};
 use plan::{Plan, Step};
 use rounds::{RoundResult, RoundWork, Rounds, Setup};
 
+pub use masking::SumOrder;
+pub(crate) use masking::failed_message;
 pub use plan::Order;
 
 /// Folder of sessions in the state directory.
 const SESSIONS: &str = "federated";
+/// How the names of results begin.
+const RESULT: &str = "result-";
 
 /// Takes part in a session until it is stopped.
 pub(super) async fn run_session(
@@ -53,6 +62,8 @@ pub(super) async fn run_session(
     let folder = sessions.join(format!("session-{id}"));
     // A worker takes part in one session at a time: others are left over.
     delete_others(&sessions, "session-", &folder);
+    // What was kept to be masked belongs to secrets that are gone.
+    delete_others(&folder, RESULT, Path::new(""));
     let settled = context.reports.undelivered_rounds(id).into_iter().max();
     let mut session = Session {
         part: Part {
@@ -63,6 +74,8 @@ pub(super) async fn run_session(
         },
         plan: Plan::new(settled),
         rounds: None,
+        held: None,
+        masker: masker_of(&start.data, id),
         stop,
     };
     session.take(Order::Start(Box::new(start)));
@@ -99,7 +112,16 @@ struct Session {
     plan: Plan,
     /// The model and the data, once they are here.
     rounds: Option<Rounds>,
+    /// A result that is kept until it can be masked.
+    held: Option<Held>,
+    /// With secure aggregation: this worker's part in sums.
+    masker: Option<Masker>,
     stop: StopSignal,
+}
+
+fn masker_of(data: &StartFederatedTrainingData, id: FederatedSessionId) -> Option<Masker> {
+    let asked = data.privacy.as_ref()?.secure_aggregation.as_ref()?;
+    Some(Masker::new(id, asked.threshold))
 }
 
 /// What the work at a step needs to know. Cheap to clone.
@@ -119,19 +141,57 @@ enum Outcome {
     Fetched,
     /// The round is trained.
     Trained(RoundResult),
+    /// The result is masked.
+    Masked(Arc<MaskWork>, WrittenFile),
     /// It was told to end.
     BrokenOff,
 }
 
 impl Session {
     fn take(&mut self, order: Order) {
-        if let Order::Start(start) = &order {
-            // Addresses in it are fresh; all else is the same for the whole session.
-            self.part.data = Arc::new(start.data.clone());
+        let mut asked = None;
+        match order {
+            Order::OfSum(order) => return self.take_part(order),
+            Order::Start(ref start) => {
+                // Addresses in it are fresh; all else is the same for the whole session.
+                self.part.data = Arc::new(start.data.clone());
+                asked = Some(start.data.round);
+            }
+            Order::Load(_) | Order::Continue(_) => {}
         }
         let (id, reports) = (self.part.id, self.part.context.reports.clone());
-        let is_undelivered = move |round| reports.undelivered_rounds(id).contains(&round);
+        let held = self.held.as_ref().map(|held| held.round);
+        let is_undelivered =
+            move |round| held == Some(round) || reports.undelivered_rounds(id).contains(&round);
         self.plan.take(order, is_undelivered);
+        // It does not know that the result is here.
+        if let Some(held) = self.held.as_ref().filter(|held| Some(held.round) == asked) {
+            self.part.tell_trained(held);
+        }
+    }
+
+    /// Takes part in the sum of a round's results.
+    fn take_part(&mut self, order: SumOrder) {
+        let (round, attempt) = order.place();
+        let reports = &self.part.context.reports;
+        let answer = match &mut self.masker {
+            Some(masker) => masker.take(order, self.held.as_ref()),
+            None => {
+                let error = "this session is not one with secure aggregation".to_owned();
+                let failed = failed_message(self.part.id, (round, attempt), error, None);
+                Answer::Say(Box::new(failed))
+            }
+        };
+        match answer {
+            Answer::Say(message) => reports.send(*message),
+            Answer::Mask(work) => {
+                let is_on_its_way = reports.has_masked(self.part.id, work.held.round, attempt);
+                if !is_on_its_way {
+                    self.plan.mask(work);
+                }
+            }
+            Answer::Nothing => {}
+        }
     }
 
     /// Does the next step, or waits for an order; false once the session is over.
@@ -161,21 +221,28 @@ impl Session {
         };
         self.rounds = rounds;
         if let (Some(round), false) = (step.round(), is_over) {
-            self.finish(round, outcome);
+            self.finish(&step, round, outcome);
         }
         !is_over
     }
 
-    fn finish(&mut self, round: u64, outcome: Result<Outcome, Failure>) {
-        let reports = &self.part.context.reports;
+    fn finish(&mut self, step: &Step, round: u64, outcome: Result<Outcome, Failure>) {
         match outcome {
             Ok(Outcome::Fetched) => {
                 self.plan.loaded(round);
+                self.forget_held();
+                let reports = &self.part.context.reports;
                 reports.send(FromWorker::WeightsLoaded(WeightsLoaded {
                     worker_id: None,
                     session_id: self.part.id,
                     data: WeightsLoadedData { round },
                 }));
+            }
+            Ok(Outcome::Trained(result)) if self.masker.is_some() => {
+                let held = self.part.hold(round, result);
+                self.part.tell_trained(&held);
+                self.held = Some(held);
+                self.plan.settled(round);
             }
             Ok(Outcome::Trained(result)) => {
                 let kept = self.part.keep(round, result);
@@ -184,11 +251,37 @@ impl Session {
                     Err(failure) => self.fail(round, failure),
                 }
             }
+            Ok(Outcome::Masked(work, file)) => {
+                self.plan.masked();
+                if let Err(failure) = self.part.keep_masked(&work, file) {
+                    self.fail_masking(round, work.attempt, failure);
+                }
+            }
             Ok(Outcome::BrokenOff) => {
                 tracing::info!(session.id = %self.part.id, round, "a newer round takes the place of this one");
             }
-            Err(failure) => self.fail(round, failure),
+            Err(failure) => match step {
+                Step::Mask(work) => {
+                    self.plan.masked();
+                    self.fail_masking(round, work.attempt, failure);
+                }
+                _ => self.fail(round, failure),
+            },
         }
+    }
+
+    /// A round is over: its result is of no use any more.
+    fn forget_held(&mut self) {
+        if let Some(held) = self.held.take() {
+            // What stays is deleted with the session.
+            let _ = fs::remove_file(held.file);
+        }
+    }
+
+    /// The result stays as good as it was.
+    fn fail_masking(&self, round: u64, attempt: u64, failure: Failure) {
+        let failed = failed_message(self.part.id, (round, attempt), failure.message, None);
+        self.part.context.reports.send(failed);
     }
 
     fn fail(&mut self, round: u64, failure: Failure) {
@@ -241,10 +334,17 @@ impl Part {
                     key,
                     weights: self.weights_file(round),
                     sha256,
-                    result: self.folder.join(format!("result-{round}.safetensors")),
+                    result: self.folder.join(format!("{RESULT}{round}.safetensors")),
                     teller: Box::new(self.teller(round)),
                 };
                 rounds.train(work, broken_off).await
+            }
+            Step::Mask(work) => {
+                let masked = tokio::select! {
+                    masked = self.mask(work) => masked,
+                    _ = broken_off.stopped() => Ok(Outcome::BrokenOff),
+                };
+                (rounds, masked)
             }
         }
     }
@@ -310,48 +410,6 @@ impl Part {
             })
     }
 
-    /// Keeps the result of a round until the platform has it.
-    fn keep(&self, round: u64, result: RoundResult) -> Result<(), Failure> {
-        let RoundResult {
-            key,
-            file,
-            num_examples,
-            made,
-        } = result;
-        let (size_bytes, sha256) = (made.file.size_bytes, made.file.sha256);
-        let message = FromWorker::FederatedUpdate(FederatedUpdate {
-            worker_id: None,
-            session_id: self.id,
-            message_id: Some(MessageId::random()),
-            data: FederatedUpdateData {
-                round,
-                num_examples,
-                steps: made.steps,
-                loss: made.loss,
-                key: key.clone(),
-                sha256: sha256.clone(),
-                size_bytes,
-            },
-        });
-        let artifact = ArtifactFile {
-            key,
-            size_bytes,
-            sha256,
-        };
-        let kept = self
-            .context
-            .reports
-            .keep(message, vec![(artifact, file.clone())]);
-        kept.map_err(|error| {
-            let text = format!("the round's result cannot be kept for delivery: {error}");
-            Failure::new(FailureKind::Storage, text)
-        })?;
-        tracing::info!(session.id = %self.id, round, loss = made.loss, "the round is trained");
-        // It lies in the outbox now; what stays here is overwritten or goes with the session.
-        let _ = fs::remove_file(file);
-        Ok(())
-    }
-
     fn weights_file(&self, round: u64) -> PathBuf {
         self.folder.join(format!("weights-{round}.safetensors"))
     }
@@ -364,6 +422,9 @@ impl Part {
                 format!("Session {id}, round {round}/{total}: fetching the weights")
             }
             Step::Train { round, .. } => format!("Session {id}, round {round}/{total}: preparing"),
+            Step::Mask(work) => {
+                format!("Session {id}, round {}/{total}: masking", work.held.round)
+            }
             Step::Wait => format!("Session {id}: waiting for the next round"),
         });
     }

@@ -9,7 +9,7 @@ use super::*;
 use crate::Elimination;
 
 /// An adapter of several pieces and types whose values come from a seed.
-fn varied(seed: u32, scale: f32) -> Vec<Tensor> {
+pub(super) fn varied(seed: u32, scale: f32) -> Vec<Tensor> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

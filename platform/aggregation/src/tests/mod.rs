@@ -2,6 +2,7 @@
 
 mod checks;
 mod golden;
+mod mean;
 mod merging;
 
 use std::collections::BTreeMap;

@@ -3,6 +3,7 @@
 use trainyard_shared::WorkerType;
 
 use super::*;
+use crate::workers::placement::Abilities;
 
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);
@@ -23,16 +24,22 @@ fn settings(min_workers: usize, max_workers: usize) -> Settings {
     }
 }
 
+/// A session of which nothing is known but that its first round is open.
+fn fresh() -> Known {
+    Known {
+        stage: Stage::Open,
+        round: 0,
+        results: BTreeSet::new(),
+        members: BTreeSet::new(),
+        shards: BTreeMap::new(),
+        failures: Failures::default(),
+        times: Times::default(),
+    }
+}
+
 fn session(min_workers: usize, max_workers: usize) -> Session {
-    let none = BTreeSet::new();
-    let mut session = Session::new(
-        settings(min_workers, max_workers),
-        (Stage::Open, 0),
-        none.clone(),
-        none,
-        BTreeMap::new(),
-        at(0),
-    );
+    let settings = settings(min_workers, max_workers);
+    let mut session = Session::new(settings, None, fresh(), at(0));
     session.apply(Event::TimePassed, at(0));
     session
 }
@@ -225,7 +232,12 @@ fn a_worker_that_fails_is_asked_again_and_has_to_leave_in_the_end() {
         assert_eq!(orders(&effects), [(A, Order::Start)]);
     }
     let effects = session.apply(failed(A, 0), at(now + 1));
-    for effect in [Effect::Leave(A), Effect::Stop(A), Effect::Release(A)] {
+    for effect in [
+        Effect::NoteFailures(A),
+        Effect::Leave(A),
+        Effect::Stop(A),
+        Effect::Release(A),
+    ] {
         assert!(effects.contains(&effect), "{effects:?}");
     }
     assert!(!session.may_join(A));
@@ -295,39 +307,20 @@ fn when_it_ends_every_worker_is_told_and_free() {
 fn the_deadline_follows_the_times_that_rounds_took() {
     let mut session = session(1, 3);
     session.apply(Event::WorkersGiven(vec![A, B, C]), at(0));
-    assert_eq!(session.time_for_a_round(), Duration::from_secs(600));
+    assert_eq!(session.deadline(), Some(at(600)));
     // Times 10, 12, 20: median 12, deviations 2, 0, 8, their median 2.
     for (worker, seconds) in [(A, 10), (B, 12), (C, 20)] {
         session.apply(taken(worker, 0), at(seconds));
     }
-    assert_eq!(session.time_for_a_round(), Duration::from_secs(20));
-    session.apply(Event::RoundClosing, at(20));
+    let effects = session.apply(Event::RoundClosing, at(20));
+    assert!(effects.contains(&Effect::NoteTimes), "{effects:?}");
     let effects = session.apply(opened(1), at(100));
     assert_eq!(deadline(&effects), Some(Some(at(120))));
     // One that was cut off took at least as long.
     session.apply(taken(A, 1), at(110));
     session.apply(taken(B, 1), at(110));
     session.apply(Event::RoundClosing, at(400));
-    assert_eq!(session.times.back(), Some(&Duration::from_secs(300)));
-}
-
-#[test]
-fn the_deadline_is_never_beyond_the_round_timeout_and_equal_times_leave_some_slack() {
-    let mut session = session(1, 1);
-    session.apply(Event::WorkersGiven(vec![A]), at(0));
-    let mut now = 0;
-    for round in 0..3 {
-        now += 100;
-        session.apply(taken(A, round), at(now));
-        session.apply(Event::RoundClosing, at(now));
-        session.apply(opened(round + 1), at(now));
-    }
-    assert_eq!(session.time_for_a_round(), Duration::from_secs(150));
-    session.settings.round_timeout = Duration::from_secs(120);
-    assert_eq!(session.time_for_a_round(), Duration::from_secs(120));
-    session.settings.round_timeout = Duration::from_secs(1000);
-    session.settings.deadline_deviations = 0.0;
-    assert_eq!(session.time_for_a_round(), Duration::from_secs(1000));
+    assert_eq!(session.times.all().last(), Some(Duration::from_secs(300)));
 }
 
 #[test]
@@ -342,22 +335,61 @@ fn once_the_time_is_over_those_that_wait_are_let_in() {
         session.waiting_because().unwrap(),
         "the round's time is over; it closes with 2 results, and has 1"
     );
-    assert_eq!(session.next_due(), None);
+    assert_eq!(session.next_due(), Some(at(1201)), "B is given up then");
+}
+
+#[test]
+fn a_worker_that_has_nothing_after_twice_the_time_gives_its_place_free_and_may_come_back() {
+    let mut session = session(2, 2);
+    session.apply(Event::WorkersGiven(vec![A, B]), at(1));
+    session.apply(taken(A, 0), at(3));
+    session.apply(Event::TimePassed, at(601));
+    assert_eq!(session.wanted(), 0, "it may only be slow");
+    let effects = session.apply(Event::TimePassed, at(1201));
+    for effect in [
+        Effect::NoteFailures(B),
+        Effect::Leave(B),
+        Effect::Stop(B),
+        Effect::Release(B),
+        Effect::SeekWorkers,
+    ] {
+        assert!(effects.contains(&effect), "{effects:?}");
+    }
+    assert_eq!(
+        session.waiting_because().unwrap(),
+        "1 worker takes part, and the round needs 2; 1 result is there"
+    );
+    assert_eq!(session.failures().of(B).unwrap().count, 1);
+    // Another one, or itself, begins anew.
+    let effects = session.apply(Event::WorkersGiven(vec![B]), at(1202));
+    assert_eq!(orders(&effects), [(B, Order::Start)]);
+    assert!(matches!(deadline(&effects), Some(Some(until)) if until > at(1202)));
+    let effects = session.apply(taken(B, 0), at(1203));
+    assert!(effects.contains(&Effect::NoteFailures(B)), "{effects:?}");
+    assert_eq!(session.failures().of(B), None);
+}
+
+#[test]
+fn with_enough_results_at_the_deadline_nobody_is_given_up() {
+    let mut session = session(1, 2);
+    session.apply(Event::WorkersGiven(vec![A, B]), at(1));
+    session.apply(taken(A, 0), at(3));
+    session.apply(Event::TimePassed, at(601));
+    // The rounds close it at this moment.
+    let effects = session.apply(Event::TimePassed, at(5000));
+    assert!(!effects.contains(&Effect::Leave(B)), "{effects:?}");
 }
 
 #[test]
 fn after_a_restart_workers_are_awaited_and_what_was_delivered_counts() {
-    let members = BTreeSet::from([A, B]);
-    let shards = BTreeMap::from([(A, 0), (B, 1), (C, 2)]);
-    let delivered = BTreeSet::from([B]);
-    let mut session = Session::new(
-        settings(2, 3),
-        (Stage::Open, 4),
-        delivered,
-        members,
-        shards,
-        at(0),
-    );
+    let known = Known {
+        round: 4,
+        members: BTreeSet::from([A, B]),
+        shards: BTreeMap::from([(A, 0), (B, 1), (C, 2)]),
+        results: BTreeSet::from([B]),
+        ..fresh()
+    };
+    let mut session = Session::new(settings(2, 3), None, known, at(0));
     let effects = session.apply(Event::TimePassed, at(0));
     assert_eq!((expected(&effects), orders(&effects)), (Some(2), vec![]));
     let effects = session.apply(Event::WorkerRegistered(A), at(1));
@@ -367,20 +399,34 @@ fn after_a_restart_workers_are_awaited_and_what_was_delivered_counts() {
 }
 
 #[test]
+fn after_a_restart_times_still_make_the_deadline_and_failures_still_bar() {
+    let times = |count| Failed {
+        count,
+        error: "no model".to_owned(),
+    };
+    let known = Known {
+        failures: Failures::new(BTreeMap::from([
+            (A, times(MOST_FAILURES)),
+            (B, times(MOST_FAILURES - 1)),
+        ])),
+        times: Times::new([10, 12, 20].map(Duration::from_secs).to_vec()),
+        ..fresh()
+    };
+    let mut session = Session::new(settings(1, 3), None, known, at(0));
+    assert!(!session.may_join(A) && session.may_join(B));
+    let effects = session.apply(Event::WorkersGiven(vec![B]), at(100));
+    assert_eq!(deadline(&effects), Some(Some(at(120))));
+    session.apply(failed(B, 0), at(101));
+    assert!(!session.may_join(B));
+}
+
+#[test]
 fn only_named_workers_may_join_where_some_are_named() {
-    let allowed = Some(BTreeSet::from([A]));
-    let none = BTreeSet::new();
-    let session = Session::new(
-        Settings {
-            allowed,
-            ..settings(1, 1)
-        },
-        (Stage::Open, 0),
-        none.clone(),
-        none,
-        BTreeMap::new(),
-        at(0),
-    );
+    let settings = Settings {
+        allowed: Some(BTreeSet::from([A])),
+        ..settings(1, 1)
+    };
+    let session = Session::new(settings, None, fresh(), at(0));
     assert!(session.may_join(A) && !session.may_join(B));
 }
 

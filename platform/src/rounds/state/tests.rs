@@ -207,3 +207,31 @@ fn after_a_restart_results_count_and_the_round_has_its_whole_time() {
     assert_eq!(give(&mut rounds, "veli", 2), Answer::Taken);
     assert_eq!(rounds.phase(), Phase::Merging);
 }
+
+#[test]
+fn the_mean_of_results_that_nobody_saw_closes_its_round_and_no_other() {
+    let mean = |round| Event::MeanStored {
+        round,
+        results: BTreeMap::from(
+            [("ali", "masked"), ("veli", "other")]
+                .map(|(name, sha256)| (name.to_owned(), sha256.to_owned())),
+        ),
+    };
+    let mut rounds = fresh(9);
+    let early = happen(&mut rounds, mean(1), at(1));
+    assert_eq!(early, Answer::Refused(Standing::NotBegun));
+    assert_eq!(happen(&mut rounds, mean(0), at(1)), Answer::Taken);
+    assert_eq!(
+        (rounds.phase(), rounds.results().len()),
+        (Phase::Merging, 2)
+    );
+    let again = happen(&mut rounds, mean(0), at(2));
+    assert_eq!(again, Answer::Refused(Standing::Late));
+    merge(&mut rounds);
+    let late = happen(&mut rounds, mean(0), at(40));
+    assert_eq!(late, Answer::Refused(Standing::Late));
+    assert_eq!(
+        rounds.standing("ali", 0),
+        Standing::Given("masked".to_owned())
+    );
+}

@@ -5,7 +5,7 @@ use diesel::prelude::*;
 use trainyard_shared::ids::FederatedSessionId;
 
 use super::{integer, set_closing};
-use crate::database::schema::{federated_participants, federated_results};
+use crate::database::schema::{federated_participants, federated_results, federated_rounds};
 use crate::database::{DatabaseError, DbConnection};
 
 /// A result's row.
@@ -35,6 +35,34 @@ pub fn accept(
     result: &ResultRow,
     closes: bool,
 ) -> Result<(), DatabaseError> {
+    insert(connection, result)?;
+    if closes {
+        set_closing(connection, FederatedSessionId(result.session_id), true)?;
+    }
+    Ok(())
+}
+
+/// These results count, as one file that is their mean; the round closes with it. Of single losses nothing is known.
+///
+/// # Errors
+/// Those of the database.
+pub fn accept_mean(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    round: u64,
+    results: &[ResultRow],
+    loss: Option<f64>,
+) -> Result<(), DatabaseError> {
+    for result in results {
+        insert(connection, result)?;
+    }
+    diesel::update(federated_rounds::table.find((id.get(), integer(round))))
+        .set(federated_rounds::loss.eq(loss))
+        .execute(connection)?;
+    set_closing(connection, id, true)
+}
+
+fn insert(connection: &mut DbConnection, result: &ResultRow) -> Result<(), DatabaseError> {
     diesel::insert_into(federated_results::table)
         .values(result)
         .execute(connection)?;
@@ -43,9 +71,6 @@ pub fn accept(
     diesel::update(participant)
         .set(federated_participants::accepted.eq(federated_participants::accepted + 1))
         .execute(connection)?;
-    if closes {
-        set_closing(connection, FederatedSessionId(result.session_id), true)?;
-    }
     Ok(())
 }
 

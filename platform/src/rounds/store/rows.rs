@@ -98,6 +98,7 @@ pub struct RoundRow {
     pub has_velocity: bool,
     pub merged: Option<i64>,
     pub update_norm: Option<f64>,
+    pub loss: Option<f64>,
     pub opened_at: NaiveDateTime,
     pub closed_at: Option<NaiveDateTime>,
 }

@@ -2,10 +2,13 @@
 
 use actix::prelude::*;
 use trainyard_shared::ids::{FederatedSessionId, MessageId};
-use trainyard_shared::message::{Error, ErrorCode, FromWorker};
+use trainyard_shared::message::{
+    Error, ErrorCode, FromWorker, KeysAnnounced, MaskingFailed, SecretsShared, SharesRevealed,
+};
 
 use super::{Context, Lease, WorkerSession};
 use crate::federated::directory::{Answer, ReportError, Said};
+use crate::federated::secure::reports::OfSum;
 
 /// One such message.
 pub(super) struct FederatedMessage {
@@ -23,6 +26,13 @@ impl FederatedMessage {
             FromWorker::FederatedUpdate(m) => (m.session_id, Said::Update(m.data)),
             FromWorker::WeightsLoaded(m) => (m.session_id, Said::Loaded(m.data)),
             FromWorker::FederatedFailed(m) => (m.session_id, Said::Failed(m.data)),
+            FromWorker::RoundTrained(m) => (m.session_id, Said::Trained(m.data)),
+            FromWorker::KeysAnnounced(KeysAnnounced { session_id, .. })
+            | FromWorker::SecretsShared(SecretsShared { session_id, .. })
+            | FromWorker::SharesRevealed(SharesRevealed { session_id, .. })
+            | FromWorker::MaskingFailed(MaskingFailed { session_id, .. }) => {
+                (session_id, Said::OfSum(OfSum::from_wire(message)?))
+            }
             other => return Err(Box::new(other)),
         };
         Ok(Self {

@@ -3,7 +3,7 @@
 /// Binary places after the point.
 const PLACES: i32 = 32;
 /// Changes beyond this are taken as this. The sum of the most participants there can be still fits.
-const LARGEST: f64 = (1_u64 << 20) as f64;
+pub const LARGEST: f64 = (1_u64 << 20) as f64;
 
 /// A change as an integer: rounded to a multiple of 2^-32. What is not a number is 0.
 pub fn encode(delta: f64) -> u64 {

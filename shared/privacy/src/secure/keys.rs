@@ -22,7 +22,19 @@ pub struct PublicKeys {
 }
 
 impl PublicKeys {
-    pub(super) fn shares_a_key_with(&self, other: &Self) -> bool {
+    /// Whether something secret can be agreed on with them: points of a low order give the same to everybody.
+    pub fn are_usable(&self) -> bool {
+        // A secret key's lowest bits are always 0, so any other one tells the same.
+        let any = StaticSecret::from([1; 32]);
+        let is_usable = |public: &[u8; 32]| {
+            let agreed = any.diffie_hellman(&PublicKey::from(*public));
+            agreed.was_contributory()
+        };
+        is_usable(&self.sealing) && is_usable(&self.masking)
+    }
+
+    /// Whether a key of one is also the other's: keys are made afresh by everyone, so two never agree.
+    pub fn shares_a_key_with(&self, other: &Self) -> bool {
         self.sealing == other.sealing || self.masking == other.masking
     }
 }

@@ -1,7 +1,7 @@
 //! Secure aggregation with drop-out recovery: the platform learns the sum of the participants' changes and nothing of any
 //! single one (Bonawitz et al. 2017, <https://eprint.iacr.org/2017/281>, for servers that follow the protocol).
 //!
-//! One round:
+//! One sum, of changes that the participants have made before:
 //!
 //! 1. Every participant makes two fresh X25519 key pairs and the seed of a mask of its own, and announces its
 //!    [`PublicKeys`] ([`Announcing`]).
@@ -9,7 +9,7 @@
 //!    which `threshold` are needed, and sends every other one its shares, sealed for it ([`Announcing::share`]).
 //! 3. The platform passes the shares on. Whoever's shares arrived takes part: the others know to mask against it
 //!    ([`Sharing::receive`]).
-//! 4. Each trains, turns its change into integers modulo 2^64 ([`fixed_point`]) and adds its own mask, and for each other
+//! 4. Each turns its change into integers modulo 2^64 ([`fixed_point`]) and adds its own mask, and for each other
 //!    participant one that both know and that one of them adds and the other subtracts ([`Masking::mask`]).
 //! 5. The platform says whose masked change has arrived. Everybody reveals its shares of the seeds of those, and of the
 //!    masking keys of the others, never both of one ([`Masking::reveal`]).
@@ -25,11 +25,12 @@ mod shamir;
 #[cfg(test)]
 mod tests;
 mod unmasking;
+mod wire;
 
 pub use keys::PublicKeys;
 pub use masks::Mask;
 pub use participant::{Announcing, Masking, Revealed, RevealedShare, Sharing};
-pub use sealed::SealedShares;
+pub use sealed::{SEALED_BYTES, SealedShares};
 pub use unmasking::Unmasking;
 
 /// Participants of a round at most; shares are numbered by one byte.

@@ -1,6 +1,7 @@
 //! A participant's side of a round. Each stage consumes the one before it, so none can be repeated with another outcome.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use subtle::ConstantTimeEq;
 
@@ -91,6 +92,11 @@ pub struct Sharing {
 }
 
 impl Sharing {
+    /// This participant's number.
+    pub fn number(&self) -> Number {
+        self.own
+    }
+
     /// Takes the shares that others sealed for this participant. Those whose shares are there, and itself, take part.
     ///
     /// # Errors
@@ -165,6 +171,12 @@ pub struct Revealed {
     pub keys: Vec<RevealedShare>,
 }
 
+impl fmt::Debug for Revealed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Revealed")
+    }
+}
+
 impl Masking {
     /// This participant's number.
     pub fn number(&self) -> Number {
@@ -174,6 +186,11 @@ impl Masking {
     /// Those who take part, itself among them.
     pub fn participants(&self) -> impl Iterator<Item = Number> {
         self.held.keys().copied()
+    }
+
+    /// What is added to a change to mask it, all of it.
+    pub fn masks(&self) -> &[Mask] {
+        &self.masks
     }
 
     /// Masks a change, or a part of it that begins with value number `first`.

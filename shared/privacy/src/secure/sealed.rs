@@ -7,15 +7,18 @@ use zeroize::Zeroizing;
 use super::shamir::Secret;
 use super::{Context, Number, SecureError};
 
+/// Two shares of 32 bytes and the tag of 16.
+pub const SEALED_BYTES: usize = 80;
+
 /// Two shares, sealed for one participant.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SealedShares {
     /// Whose secrets they are shares of.
     pub from: Number,
     /// Who can open them.
     pub to: Number,
     /// The sealed bytes.
-    pub sealed: Vec<u8>,
+    pub sealed: [u8; SEALED_BYTES],
 }
 
 /// The shares of one participant's secrets that another one holds.
@@ -39,9 +42,9 @@ pub(super) fn seal(
         msg: &text,
         aad: &context.bytes(),
     };
-    let sealed = cipher(key)
-        .encrypt(&nonce(from, to), payload)
-        .expect("64 bytes are not too long to be sealed");
+    let sealed = cipher(key).encrypt(&nonce(from, to), payload);
+    let sealed = sealed.ok().and_then(|sealed| sealed.try_into().ok());
+    let sealed = sealed.expect("64 bytes are not too long to be sealed, and get a tag of 16");
     SealedShares { from, to, sealed }
 }
 
@@ -52,7 +55,7 @@ pub(super) fn open(
 ) -> Result<HeldShares, SecureError> {
     let SealedShares { from, to, sealed } = sealed;
     let payload = Payload {
-        msg: sealed,
+        msg: sealed.as_slice(),
         aad: &context.bytes(),
     };
     let not_opened = SecureError::NotOpened { number: *from };

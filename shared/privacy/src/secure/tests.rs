@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use trainyard_shared::message::{MaskingKeys, ShareFrom};
+
 use super::*;
 
 const VALUES: usize = 1500;
@@ -24,7 +26,9 @@ fn begun(count: usize, threshold: usize, sharing: &[Number]) -> (Roster, Vec<Mas
     let announcing: Vec<Announcing> = (0..count)
         .map(|_| Announcing::new(context()).unwrap())
         .collect();
-    let keys = announcing.iter().map(Announcing::public_keys).collect();
+    let keys = announcing.iter().map(Announcing::public_keys);
+    let keys = keys.map(|keys| PublicKeys::from(&MaskingKeys::from(&keys)));
+    let keys = keys.collect();
     let roster = Roster::new(threshold, keys).unwrap();
     let (mut waiting, mut sealed) = (Vec::new(), Vec::new());
     for (number, one) in (1..).zip(announcing) {
@@ -36,7 +40,11 @@ fn begun(count: usize, threshold: usize, sharing: &[Number]) -> (Roster, Vec<Mas
     }
     let masking = waiting.into_iter().map(|(number, one)| {
         let own = |shares: &&SealedShares| shares.to == number;
-        let shares: Vec<SealedShares> = sealed.iter().filter(own).cloned().collect();
+        let passed_on = |shares: &SealedShares| {
+            let (from, sealed) = (shares.from, shares.to_wire().sealed);
+            SealedShares::from_wire(&ShareFrom { from, sealed }, number)
+        };
+        let shares: Vec<SealedShares> = sealed.iter().filter(own).map(passed_on).collect();
         one.receive(&shares).unwrap()
     });
     (roster, masking.collect())
@@ -83,7 +91,8 @@ fn unmasked(
         .iter_mut()
         .filter(|one| answering.contains(&one.number()))
     {
-        let revealed = one.reveal(uploaded)?;
+        let (seeds, keys) = one.reveal(uploaded)?.to_wire();
+        let revealed = Revealed::from_wire(&seeds, &keys);
         unmasking.add(one.number(), revealed.clone())?;
         unmasking.add(one.number(), revealed)?;
     }
@@ -170,7 +179,7 @@ fn shares_of_another_round_or_of_nobody_cannot_be_opened() {
     let forged = SealedShares {
         from: 1,
         to: 2,
-        sealed: vec![0; 80],
+        sealed: [0; SEALED_BYTES],
     };
     let error = other.receive(&[forged]).err();
     assert_eq!(error, Some(SecureError::NotOpened { number: 1 }));
@@ -231,7 +240,8 @@ fn a_roster_needs_a_majority_and_different_keys() {
     let own = Announcing::new(context()).unwrap();
     weak[0].sealing = [0; 32];
     weak[1] = own.public_keys();
-    let roster = Roster::new(2, weak).unwrap();
+    let roster = Roster::new(2, weak.clone()).unwrap();
+    assert!(weak[1].are_usable() && !weak[0].are_usable());
     let error = own.share(roster).err();
     assert_eq!(error, Some(SecureError::WeakKey { number: 1 }));
 }

@@ -3,9 +3,13 @@
 //! Only the newest round counts: an older one is never begun, and one that is under way is broken off as soon as
 //! a newer one is named.
 
+use std::sync::Arc;
+
 use trainyard_shared::message::{
     ContinueRound, GlobalWeights, LoadAggregatedWeights, StartFederatedTraining,
 };
+
+use super::masking::{MaskWork, SumOrder};
 
 /// Something that the platform says of a session that the worker takes part in.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,6 +20,8 @@ pub enum Order {
     Load(LoadAggregatedWeights),
     /// Train this round.
     Continue(ContinueRound),
+    /// Take part in the sum of a round's results.
+    OfSum(SumOrder),
 }
 
 impl Order {
@@ -25,6 +31,7 @@ impl Order {
             Self::Start(start) => start.data.round,
             Self::Load(load) => load.data.round,
             Self::Continue(next) => next.data.round,
+            Self::OfSum(order) => order.place().0,
         }
     }
 }
@@ -40,6 +47,8 @@ pub(super) enum Step {
         key: String,
         sha256: String,
     },
+    /// Mask the result of this round.
+    Mask(Arc<MaskWork>),
     /// Wait for the next order.
     Wait,
 }
@@ -49,6 +58,7 @@ impl Step {
     pub(super) fn round(&self) -> Option<u64> {
         match self {
             Self::Fetch { round, .. } | Self::Train { round, .. } => Some(*round),
+            Self::Mask(work) => Some(work.held.round),
             Self::Wait => None,
         }
     }
@@ -63,8 +73,10 @@ pub(super) struct Plan {
     loaded: Option<u64>,
     /// The round to train, and the key of its result.
     wanted: Option<(u64, String)>,
-    /// The last round whose result is on its way or delivered.
+    /// The last round whose result is on its way or delivered, or kept until it is masked.
     settled: Option<u64>,
+    /// What is to be masked.
+    to_mask: Option<Arc<MaskWork>>,
 }
 
 impl Plan {
@@ -97,7 +109,19 @@ impl Plan {
                 self.name_weights(load.data.round, weights);
             }
             Order::Continue(next) => self.want(next.data.round, next.data.upload.key),
+            // What follows from these is decided where the keys are.
+            Order::OfSum(_) => {}
         }
+    }
+
+    /// A result is to be masked, once there is nothing newer to do.
+    pub(super) fn mask(&mut self, work: Arc<MaskWork>) {
+        self.to_mask = Some(work);
+    }
+
+    /// The result is masked, or cannot be.
+    pub(super) fn masked(&mut self) {
+        self.to_mask = None;
     }
 
     fn name_weights(&mut self, round: u64, weights: GlobalWeights) {
@@ -128,7 +152,9 @@ impl Plan {
             return Step::Wait;
         };
         if self.settled.is_some_and(|settled| settled >= *round) {
-            return Step::Wait;
+            let of_round = |work: &&Arc<MaskWork>| work.held.round == *round;
+            let to_mask = self.to_mask.as_ref().filter(of_round);
+            return to_mask.map_or(Step::Wait, |work| Step::Mask(work.clone()));
         }
         if self.loaded != Some(*round) {
             let weights = weights.clone();

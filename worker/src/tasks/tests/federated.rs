@@ -268,3 +268,30 @@ async fn a_job_and_a_session_do_not_run_beside_each_other() {
     let failed = session.failure().await;
     assert_eq!(failed.failure_kind, Some(FailureKind::WorkerRestarted));
 }
+
+#[actix_rt::test]
+async fn with_secure_aggregation_a_result_stays_here_and_is_forgotten_with_its_round() {
+    let session = Played::new().await;
+    let masked = json!({"secure_aggregation": {"threshold": 2}});
+    session
+        .start(1, 1, |data| data["privacy"] = masked.clone())
+        .await;
+    session.worker.does("waiting for the next round").await;
+    assert_eq!(session.worker.entries(), [], "nothing of it is sent");
+    let folder = session.worker.state.path().join("federated/session-9");
+    let result = fs::read(folder.join("result-1.safetensors")).unwrap();
+    // Ordered again it is there already; the next round begins with other weights.
+    session.start(1, 1, |data| data["privacy"] = masked).await;
+    fs::write(session.weights.path().join("2"), result).unwrap();
+    session.go_on(2).await;
+    let next = folder.join("result-2.safetensors");
+    let trained = async {
+        while !next.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(DEADLINE, trained).await.expect("it goes on");
+    assert!(!folder.join("result-1.safetensors").exists());
+    session.stop().await;
+    assert_eq!(session.worker.entries(), []);
+}

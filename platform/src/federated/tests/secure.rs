@@ -1,0 +1,269 @@
+//! Secure aggregation over real sockets, with workers that are played by the library's own protocol.
+
+use trainyard_privacy::secure::{
+    Announcing, Context, Masking, PublicKeys, Roster, SealedShares, Sharing, fixed_point,
+};
+use trainyard_shared::ids::FederatedSessionId;
+use trainyard_shared::message::{MaskingKeys, ShareFrom};
+
+use super::*;
+
+/// A worker in a session with secure aggregation, its order and what it has of secrets.
+struct Masked {
+    worker: TestWorker,
+    start: Value,
+    asked: Value,
+}
+
+impl Masked {
+    async fn says(&mut self, kind: &str, more: Value) -> Value {
+        let message_id = uuid::Uuid::new_v4().to_string();
+        let mut data = json!({"round": self.start["data"]["round"]});
+        if let Some(attempt) = self.asked["data"]["attempt"].as_u64() {
+            data["attempt"] = json!(attempt);
+        }
+        for (field, value) in more.as_object().unwrap() {
+            data[field] = value.clone();
+        }
+        let session = &self.start["session_id"];
+        let message =
+            json!({"type": kind, "session_id": session, "message_id": message_id, "data": data});
+        let socket = &mut self.worker.socket;
+        socket.send(message).await;
+        socket
+            .receive_where(|answer| answer["message_id"] == message_id.as_str())
+            .await
+    }
+
+    async fn takes(&mut self, kind: &str, more: Value) {
+        let answer = self.says(kind, more).await;
+        assert_eq!(answer["type"], "ack", "{kind}: {answer}");
+    }
+
+    async fn trained(&mut self) {
+        let more = json!({"num_examples": 4, "steps": 5});
+        self.takes("round_trained", more).await;
+    }
+
+    async fn is_asked(&mut self, kind: &str) {
+        self.asked = self.worker.socket.receive(kind).await;
+    }
+
+    async fn announces(&mut self) -> Announcing {
+        self.is_asked("announce_keys").await;
+        let attempt = self.asked["data"]["attempt"].as_u64().unwrap();
+        let session = FederatedSessionId(self.start["session_id"].as_i64().unwrap());
+        let announcing = Announcing::new(Context::of(session, 1, attempt)).unwrap();
+        let keys = MaskingKeys::from(&announcing.public_keys());
+        self.takes("keys_announced", serde_json::to_value(keys).unwrap())
+            .await;
+        announcing
+    }
+
+    async fn shares(&mut self, announcing: Announcing) -> Sharing {
+        self.is_asked("share_secrets").await;
+        let data = &self.asked["data"];
+        let members: Vec<MaskingKeys> = serde_json::from_value(data["members"].clone()).unwrap();
+        let threshold = data["threshold"].as_u64().unwrap() as usize;
+        let members = members.iter().map(PublicKeys::from).collect();
+        let roster = Roster::new(threshold, members).unwrap();
+        let (sharing, sealed) = announcing.share(roster).unwrap();
+        let shares: Vec<_> = sealed.iter().map(SealedShares::to_wire).collect();
+        self.takes("secrets_shared", json!({"shares": shares}))
+            .await;
+        sharing
+    }
+
+    async fn receives(&mut self, sharing: Sharing) -> Masking {
+        self.is_asked("mask_result").await;
+        let shares = self.asked["data"]["shares"].clone();
+        let shares: Vec<ShareFrom> = serde_json::from_value(shares).unwrap();
+        let own = sharing.number();
+        let shares: Vec<_> = shares
+            .iter()
+            .map(|share| SealedShares::from_wire(share, own))
+            .collect();
+        sharing.receive(&shares).unwrap()
+    }
+
+    /// Stores a file as its masked result and says so; gives the answer.
+    async fn sends(&mut self, platform: &Platform, file: Vec<u8>) -> Value {
+        let upload = self.asked["data"]["upload"].clone();
+        let put = platform.client.put(upload["url"].as_str().unwrap());
+        assert_eq!(put.body(file.clone()).send().await.unwrap().status(), 200);
+        let more = json!({
+            "num_examples": 4, "steps": 5, "key": upload["key"], "sha256": sha256(&file), "size_bytes": file.len()
+        });
+        self.says("federated_update", more).await
+    }
+
+    async fn reveals(&mut self, masking: &mut Masking) {
+        self.is_asked("reveal_shares").await;
+        let arrived = self.asked["data"]["arrived"].clone();
+        let arrived: Vec<u8> = serde_json::from_value(arrived).unwrap();
+        let (seeds, keys) = masking.reveal(&arrived).unwrap().to_wire();
+        self.takes("shares_revealed", json!({"seeds": seeds, "keys": keys}))
+            .await;
+    }
+}
+
+/// A change by so much in each value, and the loss, masked.
+fn masked(masking: &Masking, values: usize, change: f64, loss: f64) -> Vec<u8> {
+    let mut numbers = vec![fixed_point::encode(change); values];
+    numbers.push(fixed_point::encode(loss));
+    masking.mask(&mut numbers, 0);
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
+}
+
+/// A session that three workers take part in together, which have trained its first round, and the round's weights.
+async fn three(platform: &Platform, more: Value) -> (i64, [Masked; 3], Vec<u8>) {
+    let admin = platform.admin().await;
+    let mut workers = Vec::new();
+    for _ in 0..3 {
+        let worker = TestWorker::ready(&admin).await;
+        admin.wait_for_worker(worker.id, "idle").await;
+        workers.push(worker);
+    }
+    let mut body = json!({
+        "shards": 3, "min_workers": 2, "rounds": 1, "privacy": {"secure_aggregation": {}},
+    });
+    for (field, value) in more.as_object().unwrap() {
+        body[field] = value.clone();
+    }
+    let id = open(&admin, body).await;
+    let mut all = Vec::new();
+    for mut worker in workers {
+        let start = worker.socket.receive("start_federated_training").await;
+        all.push(Masked {
+            worker,
+            start,
+            asked: Value::Null,
+        });
+    }
+    let url = all[0].start["data"]["global_weights"]["download_url"].clone();
+    let weights = fetch(platform, &url).await;
+    for one in &mut all {
+        one.trained().await;
+    }
+    let Ok(all) = all.try_into() else {
+        panic!("three workers");
+    };
+    (id, all, weights)
+}
+
+#[actix_web::test]
+async fn the_sum_of_masked_results_makes_the_round_also_where_a_worker_drops_out_on_the_way() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, [mut a, mut b, mut c], weights) = three(&platform, json!({})).await;
+    let privacy = &a.start["data"]["privacy"];
+    assert_eq!(privacy["secure_aggregation"]["threshold"], 2);
+    let shown_now = shown(&admin, id, |shown| shown["updates"] == 3).await;
+    assert_eq!(shown_now["workers"][0]["status"], "trained");
+    assert_eq!(shown_now["privacy"]["secure_aggregation"]["threshold"], 2);
+    // What is not masked cannot even be stored.
+    let url = a.start["data"]["upload"]["url"].as_str().unwrap();
+    let put = platform.client.put(url).body(shifted(&weights, 1.0));
+    assert_eq!(put.send().await.unwrap().status(), 409);
+
+    let keys = [
+        a.announces().await,
+        b.announces().await,
+        c.announces().await,
+    ];
+    let [of_a, of_b, of_c] = keys;
+    let sharing = [
+        a.shares(of_a).await,
+        b.shares(of_b).await,
+        c.shares(of_c).await,
+    ];
+    let [of_a, of_b, of_c] = sharing;
+    let (mut of_a, mut of_b) = (a.receives(of_a).await, b.receives(of_b).await);
+    // The others mask against it, and what it would have sent never comes.
+    c.receives(of_c).await;
+    c.takes("masking_failed", json!({"error": "the disk is full"}))
+        .await;
+    let count = values(&weights).len();
+    let taken = a.sends(&platform, masked(&of_a, count, 1.0, 2.0)).await;
+    assert_eq!(taken["type"], "ack", "{taken}");
+    let taken = b.sends(&platform, masked(&of_b, count, 3.0, 1.0)).await;
+    assert_eq!(taken["type"], "ack", "{taken}");
+    a.reveals(&mut of_a).await;
+    b.reveals(&mut of_b).await;
+    let ended = shown(&admin, id, |shown| shown["status"] == "finished").await;
+    let accepted: Vec<_> = ended["workers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|worker| worker["accepted"].as_u64().unwrap())
+        .collect();
+    assert_eq!(accepted, [1, 1, 0], "{ended}");
+    let path = format!("/api/federated/{id}");
+    let (_, rounds) = admin.get(&format!("{path}/rounds")).await;
+    let round = &rounds["items"][0];
+    assert_eq!(
+        (&round["merged"], &round["loss"]),
+        (&json!(2), &json!(1.5)),
+        "{round}"
+    );
+    assert_eq!(round["results"][0]["delta_norm"], Value::Null, "{round}");
+    let (_, files) = admin.get(&format!("{path}/artifacts")).await;
+    let digest = files["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|file| file["path"] == "adapter_model.safetensors")
+        .map(|file| file["sha256"].as_str().unwrap().to_owned());
+    // Exactly what the mean of the two results as they are would have been.
+    assert_eq!(digest, Some(sha256(&shifted(&weights, 2.0))));
+}
+
+#[actix_web::test]
+async fn one_that_does_not_follow_the_protocol_gets_an_error_and_the_others_go_on() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, [mut a, mut b, mut c], weights) = three(&platform, json!({})).await;
+    let (of_a, of_b) = (a.announces().await, b.announces().await);
+    c.is_asked("announce_keys").await;
+    let weak = json!({
+        "sealing_key": "0".repeat(64), "masking_key": "0".repeat(64), "seed_digest": "0".repeat(64)
+    });
+    let refused = c.says("keys_announced", weak).await;
+    assert_eq!(
+        (&refused["type"], &refused["code"]),
+        (&json!("error"), &json!("invalid_message"))
+    );
+    let reason = shown(&admin, id, |shown| {
+        let reason = shown["waiting_because"].as_str().unwrap_or_default();
+        reason.contains("failed: with these keys nothing secret can be agreed on")
+    })
+    .await;
+    assert_eq!(reason["status"], "open");
+    let (of_a, of_b) = (a.shares(of_a).await, b.shares(of_b).await);
+    let of_a = a.receives(of_a).await;
+    b.receives(of_b).await;
+    // A masked result of another length is none.
+    let count = values(&weights).len();
+    let short = masked(&of_a, count - 1, 1.0, 2.0);
+    let refused = a.sends(&platform, short).await;
+    assert_eq!(refused["code"], "invalid_message", "{refused}");
+    // One is too few; what is said of an attempt that is over is confirmed and has no effect.
+    let waits = shown(&admin, id, |shown| {
+        let reason = shown["waiting_because"].as_str().unwrap_or_default();
+        reason.contains("another attempt begins")
+    })
+    .await;
+    assert_eq!(
+        (&waits["status"], &waits["updates"]),
+        (&json!("open"), &json!(1))
+    );
+    b.takes("masking_failed", json!({"error": "late"})).await;
+    let never = b.says(
+        "masking_failed",
+        json!({"error": "?", "attempt": 1_u64 << 53}),
+    );
+    assert_eq!(never.await["code"], "invalid_message");
+}
