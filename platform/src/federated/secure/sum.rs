@@ -17,8 +17,9 @@ use crate::actors::Actors;
 use crate::federated::state::Event;
 use crate::federated::state::masking::{Summand, ToSum, Unread};
 use crate::federated::store;
-use crate::rounds::session::{Contribution, OfferedMean, Session as Rounds, SubmitError};
-use crate::rounds::state::Answer;
+use crate::rounds::session::{
+    Contribution, Global, OfferedMean, Session as Rounds, SubmitError,
+};
 use crate::storage::StoredObject;
 
 /// Between two tries to store a sum.
@@ -74,7 +75,7 @@ async fn try_read(
     tells_loss: bool,
 ) -> Result<BTreeSet<WorkerId>, Unread> {
     let none = |error: &dyn std::fmt::Display| Unread::NoSum(error.to_string());
-    let global = rounds.global(actors).await.map_err(|error| none(&error))?;
+    let global = global(actors, rounds).await?;
     let rule = rounds.row.rule().map_err(|error| none(&error))?;
     let (file, out) = actors
         .scratch
@@ -113,19 +114,36 @@ async fn try_read(
     Ok(liars)
 }
 
-/// Once the sum is read it is not read again from other results: whatever stands in the way of storing it is waited for.
+/// The adapter that the round began with. Shares are revealed already, so whatever stands in the way is waited for.
+async fn global(actors: &Actors, rounds: &Rounds) -> Result<Arc<Global>, Unread> {
+    loop {
+        match rounds.global(actors).await {
+            Ok(global) => return Ok(global),
+            Err(error) => wait_out(rounds, error).await?,
+        }
+    }
+}
+
+/// Once the sum is read it is not read again from other results: it is stored as soon as that can be.
 async fn submit(actors: &Actors, rounds: &Rounds, offered: &OfferedMean) -> Result<(), Unread> {
     loop {
         match rounds.submit_mean(actors, offered).await {
-            Ok(Answer::Taken | Answer::Again) => return Ok(()),
-            // The round has closed, or the session has ended: the sum is not needed.
-            Ok(Answer::Refused(_)) => return Ok(()),
-            Err(SubmitError::Invalid(why)) => return Err(Unread::NoSum(why)),
-            Err(error) => {
-                tracing::error!(session.id = %rounds.id(), %error, "the sum of results is stored later");
-                tokio::time::sleep(RETRY_DELAY).await;
-            }
+            // Where it is refused the round has closed, or the session has ended: it is not needed.
+            Ok(_) => return Ok(()),
+            Err(error) => wait_out(rounds, error).await?,
         }
+    }
+}
+
+/// Waits until it may be tried again.
+async fn wait_out(rounds: &Rounds, error: SubmitError) -> Result<(), Unread> {
+    match error {
+        SubmitError::Storage(_) | SubmitError::Database(_) => {
+            tracing::error!(session.id = %rounds.id(), %error, "the sum of results is stored later");
+            tokio::time::sleep(RETRY_DELAY).await;
+            Ok(())
+        }
+        SubmitError::Invalid(why) | SubmitError::Failed(why) => Err(Unread::NoSum(why)),
     }
 }
 

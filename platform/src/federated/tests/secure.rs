@@ -123,8 +123,11 @@ async fn three(platform: &Platform, more: Value) -> (i64, [Masked; 3], Vec<u8>) 
     let admin = platform.admin().await;
     let mut workers = Vec::new();
     for _ in 0..3 {
-        let worker = TestWorker::ready(&admin).await;
-        admin.wait_for_worker(worker.id, "idle").await;
+        let mut worker = TestWorker::ready(&admin).await;
+        // Work is given to whoever has said what it does; the answer shows that this has been heard.
+        worker.heartbeat("idle").await;
+        worker.socket.send(json!({"type": "party"})).await;
+        worker.socket.receive("error").await;
         workers.push(worker);
     }
     let mut body = json!({
