@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use trainyard_platform::clock::Moment;
-use trainyard_platform::federated::state::{Effect, Event, Order, Session, Settings, Stage};
+use trainyard_platform::federated::state::{
+    Effect, Event, Failures, Known, Order, Session, Settings, Stage, Times,
+};
 use trainyard_platform::workers::event::{Occupation, WorkerNews};
 use trainyard_platform::workers::lease::Lease;
 use trainyard_platform::workers::placement::Abilities;
@@ -31,6 +33,8 @@ pub struct SessionRow {
     results: BTreeSet<WorkerId>,
     pub members: BTreeSet<WorkerId>,
     shards: BTreeMap<WorkerId, u64>,
+    failures: Failures,
+    times: Times,
 }
 
 /// A session's actors: of its workers, and of its rounds.
@@ -89,6 +93,8 @@ impl World {
             results: BTreeSet::new(),
             members: BTreeSet::new(),
             shards: BTreeMap::new(),
+            failures: Failures::default(),
+            times: Times::default(),
         };
         self.database.sessions.insert(id, row);
         self.start_session(id);
@@ -102,14 +108,16 @@ impl World {
             true => Stage::Merging,
             false => Stage::Open,
         };
-        let state = Session::new(
-            settings(),
-            (stage, row.round),
-            row.results,
-            row.members,
-            row.shards,
-            now,
-        );
+        let known = Known {
+            stage,
+            round: row.round,
+            results: row.results,
+            members: row.members,
+            shards: row.shards,
+            failures: row.failures,
+            times: row.times,
+        };
+        let state = Session::new(settings(), None, known, now);
         let actor = SessionActor {
             state,
             mailbox: VecDeque::new(),
@@ -187,9 +195,14 @@ impl World {
         let mut next = actor.state.clone();
         let effects = next.apply(event.clone(), now);
         let rows = effects.clone();
-        let is_written = effects
-            .iter()
-            .all(|effect| !matches!(effect, Effect::Join(..) | Effect::Leave(_)))
+        let is_kept = |effect: &Effect| {
+            matches!(
+                effect,
+                Effect::Join(..) | Effect::Leave(_) | Effect::NoteFailures(_) | Effect::NoteTimes
+            )
+        };
+        let (failures, times) = (next.failures().clone(), next.times().clone());
+        let is_written = !effects.iter().any(is_kept)
             || self.write_session(id, |row| {
                 for effect in &rows {
                     match effect {
@@ -200,6 +213,8 @@ impl World {
                         Effect::Leave(worker) => {
                             row.members.remove(worker);
                         }
+                        Effect::NoteFailures(_) => row.failures = failures.clone(),
+                        Effect::NoteTimes => row.times = times.clone(),
                         _ => {}
                     }
                 }
@@ -250,6 +265,9 @@ impl World {
             }),
             Effect::SeekWorkers => self.poke(),
             Effect::Join(..) | Effect::Leave(_) | Effect::Deadline(_) | Effect::Show => {}
+            Effect::NoteFailures(_) | Effect::NoteTimes => {}
+            // There is no secure aggregation here.
+            Effect::Ask(..) | Effect::Sum => {}
         }
     }
 
