@@ -125,9 +125,7 @@ impl Merging {
             .await
             .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
         let update_norm = merged.update_norm;
-        let (weights, has_velocity) = self
-            .store(id, round + 1, merged, out, velocity_out)
-            .await?;
+        let (weights, has_velocity) = self.store(id, round + 1, merged, out, velocity_out).await?;
         Ok(Outcome {
             weights,
             has_velocity,

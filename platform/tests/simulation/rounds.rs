@@ -140,6 +140,7 @@ impl World {
                 key: String::new(),
                 sha256: String::new(),
                 size_bytes: 1,
+                attempt: None,
             },
         });
         if self.keep(machine, update, Vec::new()) {

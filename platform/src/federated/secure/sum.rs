@@ -17,9 +17,7 @@ use crate::actors::Actors;
 use crate::federated::state::Event;
 use crate::federated::state::masking::{Summand, ToSum, Unread};
 use crate::federated::store;
-use crate::rounds::session::{
-    Contribution, Global, OfferedMean, Session as Rounds, SubmitError,
-};
+use crate::rounds::session::{Contribution, Global, OfferedMean, Session as Rounds, SubmitError};
 use crate::storage::StoredObject;
 
 /// Between two tries to store a sum.
