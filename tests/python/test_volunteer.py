@@ -226,11 +226,16 @@ def test_packed_shards_are_what_the_document_says(model, tmp_path):
     chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
     for mode in ("cpt", "sft"):
         folder = pathlib.Path(tmp_path / mode)
-        packed = subprocess.run(
-            [BINARIES / "trainyard-worker", "--json", "pack", "--data", chats, "--model", model, "--shards", "2",
-             "--mode", mode, "--output", folder],
-            check=True, capture_output=True, env={"PATH": os.environ["PATH"], "STATE_DIR": str(tmp_path / "state")})
+        pack = lambda shards, *more: subprocess.run(
+            [BINARIES / "trainyard-worker", "--json", "pack", "--data", chats, "--model", model, "--shards", shards,
+             "--mode", mode, "--output", folder, *more],
+            capture_output=True, env={"PATH": os.environ["PATH"], "STATE_DIR": str(tmp_path / "state")})
+        assert pack("3").returncode == 0
+        assert pack("2").returncode != 0, "shards are not left beside others"
+        packed = pack("2", "--overwrite")
+        assert packed.returncode == 0, packed.stderr
         told = json.loads(packed.stdout)
+        assert sorted(os.listdir(folder)) == ["shard-00000.safetensors", "shard-00001.safetensors", "shards.json"]
         assert told["format"] == "safetensors-ids-v1"
         for entry in told["shards"]:
             body = (folder / entry["file"]).read_bytes()

@@ -16,6 +16,9 @@ use crate::engine::data::Packing;
 use crate::engine::weights::ModelFiles;
 use crate::tasks::StopSignal;
 
+/// The file that says what a folder of shards holds.
+const MANIFEST: &str = "shards.json";
+
 /// Options of `pack`.
 #[derive(Args)]
 pub struct Options {
@@ -44,6 +47,9 @@ pub struct Options {
     /// Where the shards and shards.json go; made if need be
     #[arg(long, value_name = "DIR")]
     output: PathBuf,
+    /// Replace the shards that are in that folder
+    #[arg(long)]
+    overwrite: bool,
     #[command(flatten)]
     models: ModelArgs,
 }
@@ -58,6 +64,7 @@ enum PackMode {
 
 /// Packs, and prints what the shards hold.
 pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
+    make_way(&options.output, options.overwrite)?;
     let settings = options.models.model_settings()?;
     let path = super::model::find(&options.model, Path::new(""), settings)?;
     let files = ModelFiles::open(&path)?;
@@ -74,7 +81,12 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         },
         shards: options.shards,
     };
-    let packed = match packing.write(&options.output, &|| stop.is_set()) {
+    let packed = packing.write(&options.output, &|| stop.is_set());
+    if packed.is_err() {
+        // Goes only where nothing is in it.
+        let _ = std::fs::remove_dir(&options.output);
+    }
+    let packed = match packed {
         Err(EngineError::Stopped) => return Err(CliError::Stopped("stopped".to_owned())),
         packed => packed?,
     };
@@ -90,11 +102,14 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         }
     }
     let in_words = format!(
-        "{} tokens, {} of them learned, of {} rows in {} shards: {}",
+        "{} tokens, {} of them learned, of {} rows in {}: {}",
         packed.tokens,
         packed.learned_tokens,
         packed.dataset.examples,
-        packed.shards.len(),
+        match packed.shards.len() {
+            1 => "one shard".to_owned(),
+            count => format!("{count} shards"),
+        },
         options.output.display()
     );
     let mut result = serde_json::to_value(&packed).expect("plain fields are written as JSON");
@@ -102,4 +117,26 @@ pub fn run(options: Options, output: &Output) -> Result<(), CliError> {
         fields.insert("folder".to_owned(), json!(options.output));
     }
     output.result(&result, &in_words)
+}
+
+/// Shards of another data set must not lie beside the new ones: they go where that is meant.
+fn make_way(folder: &Path, overwrite: bool) -> Result<(), CliError> {
+    let is_shard = |name: &str| {
+        name == MANIFEST || (name.starts_with("shard-") && name.ends_with(".safetensors"))
+    };
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !is_shard(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        if !overwrite {
+            return Err(CliError::Input(format!(
+                "{} holds shards already: name another folder, or say --overwrite",
+                folder.display()
+            )));
+        }
+        let path = entry.path();
+        std::fs::remove_file(&path)
+            .map_err(|error| CliError::io(format!("cannot remove {}", path.display()), error))?;
+    }
+    Ok(())
 }

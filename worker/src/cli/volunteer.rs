@@ -33,7 +33,8 @@ pub struct Options {
     /// Address of the coordinator: https, or http to 127.0.0.1 alone
     #[arg(long, value_name = "URL", required = true)]
     koordinator: Option<String>,
-    /// Your name there: a pseudonym, without personal data
+    /// Your name there: a pseudonym, without personal data; most coordinators, ours among them, take 1 to 60 of the
+    /// characters a-z, A-Z, 0-9, _, . and -
     #[arg(long, value_name = "NAME", required = true, value_parser = name)]
     isci: Option<String>,
     /// The coordinator's shared key, where it has one

@@ -250,8 +250,8 @@ impl ModelSource {
                 name,
                 url: file.url.clone(),
                 bearer: None,
-                size_bytes: None,
-                sha256: None,
+                size_bytes: file.size_bytes,
+                sha256: file.sha256.as_deref(),
                 digest_header: None,
                 max_bytes: None,
                 destination: &folder.join(name),
@@ -260,7 +260,7 @@ impl ModelSource {
                 on_progress(FetchProgress {
                     file: name,
                     bytes,
-                    total_bytes: None,
+                    total_bytes: file.size_bytes,
                 });
             };
             self.http

@@ -14,6 +14,7 @@ use trainyard_shared::FailureKind;
 use super::failure::Failure;
 use super::result_files::AdapterFiles;
 use crate::engine::adapter;
+use crate::engine::model::Holding;
 use crate::engine::weights::ModelFiles;
 
 pub(super) use generation::{AnswerEvent, AnswerRequest};
@@ -154,7 +155,7 @@ impl LoadedModels {
     fn load(&self, key: &Key) -> Result<LoadedModel, Failure> {
         let path = &key.path;
         let files = ModelFiles::open(path).map_err(|error| Failure::from_model(&error))?;
-        let needed = files.config.parameter_count() * size_of::<f32>() as u64 + RESERVE_BYTES;
+        let needed = Holding::AsStored.bytes(&files) + RESERVE_BYTES;
         self.make_room(needed, path)?;
         tracing::info!(model.path = %path.display(), "the base model is loaded");
         let own_weights = key.own_weights.as_ref();

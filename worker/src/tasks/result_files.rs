@@ -144,8 +144,11 @@ async fn fetch_kept(
     let folder = cache.join(digest);
     let _lock = context.locks.lock(&folder).await;
     create(&folder)?;
-    // Files get their names only after their digest was checked.
-    files.retain(|file| !folder.join(last_part(&file.key)).exists());
+    // Files get their names only after their digest was checked; one that was cut off since is fetched again.
+    files.retain(|file| {
+        let there = fs::metadata(folder.join(last_part(&file.key)));
+        !there.is_ok_and(|there| file.size_bytes.is_none_or(|size| size == there.len()))
+    });
     fetch_into(&folder, &files, (model_path, context)).await?;
     touch(&folder);
     delete_unused(&cache);

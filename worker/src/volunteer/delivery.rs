@@ -6,8 +6,7 @@ use super::client::Submitted;
 use super::error::VolunteerError;
 use super::event::{VolunteerEvent, WaitReason};
 use super::rounds::{FAILURES_IN_A_ROW, Volunteer};
-use super::state::KeptResult;
-use crate::engine::trainer::LogLevel;
+use super::state::{Blurred, KeptResult};
 
 /// The delta that epsilon is told for.
 const DELTA: f64 = 1e-5;
@@ -15,20 +14,40 @@ const DELTA: f64 = 1e-5;
 const LATE_IN_A_ROW: u32 = 3;
 
 impl Volunteer<'_> {
-    /// Says what the results together tell of the data. Earlier runs may have sent one in every round before.
-    pub(super) fn tell_epsilon(&mut self, round: u64) {
+    /// Says that results are blurred, and what those of all runs together tell of the data.
+    pub(super) fn tell_privacy(&self) {
         let Some(mechanism) = &self.config.mechanism else {
             return;
         };
-        let results = *self.results.get_or_insert(round) + 1;
-        self.results = Some(results);
-        let epsilon = epsilon(mechanism.noise_multiplier(), results, DELTA);
-        self.tell(VolunteerEvent::Log {
-            level: LogLevel::Info,
-            line: format!(
-                "differential privacy: epsilon is at most {epsilon:.2} after this result, for a delta of {DELTA}"
-            ),
+        let blurred = self.session.blurred().unwrap_or(Blurred {
+            results: 0,
+            noise_multiplier: mechanism.noise_multiplier(),
         });
+        let Blurred {
+            results,
+            noise_multiplier,
+        } = blurred;
+        self.tell(VolunteerEvent::Private {
+            noise_multiplier,
+            results,
+            epsilon: (results > 0).then(|| epsilon(noise_multiplier, results, DELTA)),
+            delta: DELTA,
+        });
+    }
+
+    /// Counts a result before it can be sent.
+    pub(super) fn count_private_result(&self) -> Result<(), VolunteerError> {
+        let Some(mechanism) = &self.config.mechanism else {
+            return Ok(());
+        };
+        let noise = mechanism.noise_multiplier();
+        let before = self.session.blurred();
+        self.session.keep_blurred(&Blurred {
+            results: before.as_ref().map_or(0, |before| before.results) + 1,
+            noise_multiplier: before.map_or(noise, |before| before.noise_multiplier.min(noise)),
+        })?;
+        self.tell_privacy();
+        Ok(())
     }
 
     /// Sends a result once; what may pass brings it back at the next answer with the same task.
@@ -63,7 +82,7 @@ impl Volunteer<'_> {
             self.was_late();
         }
         let delay = self.polls.next_delay(rand::random());
-        self.rest(WaitReason::RoundOpen { round }, delay).await
+        self.rest(WaitReason::RoundOver { round }, delay).await
     }
 
     /// Counts a round that was over before this volunteer was done.

@@ -52,6 +52,20 @@ pub enum VolunteerEvent {
         /// Its SHA-256.
         sha256: String,
     },
+    /// Results are blurred for differential privacy; told at the beginning, and after every result.
+    Private {
+        /// Standard deviation of the noise, in multiples of the norm that changes are clipped to; the least of all
+        /// results.
+        noise_multiplier: f64,
+        /// Results under this name at this coordinator so far, of earlier runs too.
+        results: u64,
+        /// What they give away together at most; none before the first.
+        epsilon: Option<f64>,
+        /// For which delta.
+        delta: f64,
+    },
+    /// What the owner's limits held up goes on.
+    GoesOn,
     /// The coordinator has the result.
     Delivered {
         /// The round, from 0.
@@ -97,6 +111,11 @@ pub enum VolunteerEvent {
 pub enum WaitReason {
     /// This volunteer's result of the round is in.
     RoundOpen {
+        /// The round, from 0.
+        round: u64,
+    },
+    /// The round is over for this volunteer, and the next one is not open yet.
+    RoundOver {
         /// The round, from 0.
         round: u64,
     },

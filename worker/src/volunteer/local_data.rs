@@ -16,7 +16,7 @@ use crate::engine::weights::ModelFiles;
 use crate::tasks::transfers::check_room;
 
 /// Begins the names of the folders where own data is packed.
-const OWN: &str = "own-";
+pub(super) const OWN: &str = "own-";
 const MANIFEST: &str = "shards.json";
 
 /// What packed data may take up, in multiples of the file's own length.

@@ -58,7 +58,6 @@ pub async fn run(
         has_loaded: false,
         failures: 0,
         late: 0,
-        results: None,
         digests: Digests::default(),
     };
     volunteer.has_had_a_task = volunteer.session.was_used();
@@ -92,8 +91,6 @@ pub(super) struct Volunteer<'a> {
     pub(super) failures: u32,
     /// Rounds in a row that were over before this volunteer was done.
     pub(super) late: u32,
-    /// Results that may have been sent so far.
-    pub(super) results: Option<u64>,
     /// Of the files that are there.
     pub(super) digests: Digests,
 }
@@ -101,11 +98,12 @@ pub(super) struct Volunteer<'a> {
 impl Volunteer<'_> {
     async fn run(mut self) -> Result<(), VolunteerError> {
         self.join().await?;
+        self.tell_privacy();
         loop {
             self.wait_until_allowed().await?;
             match self.task().await? {
                 TaskReply::Finished(Finished { finished: true }) => {
-                    self.session.drop_result()?;
+                    self.session.end()?;
                     self.tell(VolunteerEvent::Finished);
                     return Ok(());
                 }
@@ -218,7 +216,7 @@ impl Volunteer<'_> {
         if self.spent.as_ref() == Some(&(task.round, task.weights_sha256.clone())) {
             let delay = self.polls.next_delay(rand::random());
             return self
-                .rest(WaitReason::RoundOpen { round: task.round }, delay)
+                .rest(WaitReason::RoundOver { round: task.round }, delay)
                 .await;
         }
         // Behind the same address there may be another session by now.
@@ -260,7 +258,7 @@ impl Volunteer<'_> {
         };
         self.session.keep(&kept)?;
         self.faults.reset();
-        self.tell_epsilon(kept.round);
+        self.count_private_result()?;
         self.tell(VolunteerEvent::Trained {
             round: kept.round,
             loss: result.loss,

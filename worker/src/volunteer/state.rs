@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use trainyard_shared::coordinator::Task;
 
 use super::error::VolunteerError;
+use super::local_data::OWN;
 use super::{CoordinatorAddress, VolunteerConfig};
 use crate::files::{self, Access};
 use crate::state_dir::StateDir;
@@ -20,6 +21,7 @@ pub const FOLDER: &str = "volunteer";
 const RESULT: &str = "result.safetensors";
 const RECORD: &str = "result.json";
 const OPTIMIZER: &str = "optimizer";
+const BLURRED: &str = "blurred.json";
 const WEIGHTS: &str = "weights-";
 const SHARD: &str = "shard-";
 
@@ -40,6 +42,15 @@ pub(super) struct KeptResult {
     pub(super) sha256: String,
     /// Its length.
     pub(super) size_bytes: u64,
+}
+
+/// Results that were blurred for differential privacy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Blurred {
+    /// How many.
+    pub(super) results: u64,
+    /// The least noise of them, in multiples of the clipping norm.
+    pub(super) noise_multiplier: f64,
 }
 
 impl KeptResult {
@@ -109,10 +120,43 @@ impl Session {
 
     /// Keeps the result that is written at [`Session::result`].
     pub(super) fn keep(&self, kept: &KeptResult) -> Result<(), VolunteerError> {
-        let (path, text) = (self.path(RECORD), serde_json::to_vec_pretty(kept));
+        self.write_json(RECORD, kept)
+    }
+
+    fn write_json(&self, name: &str, content: &impl Serialize) -> Result<(), VolunteerError> {
+        let (path, text) = (self.path(name), serde_json::to_vec_pretty(content));
         let text = text.expect("plain fields are written as JSON");
         files::write_atomically(&path, &text, Access::Default)
             .map_err(|source| VolunteerError::state("write", &path, source))
+    }
+
+    /// What was blurred so far, in all runs.
+    pub(super) fn blurred(&self) -> Option<Blurred> {
+        let text = fs::read(self.path(BLURRED)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Keeps that.
+    pub(super) fn keep_blurred(&self, blurred: &Blurred) -> Result<(), VolunteerError> {
+        self.write_json(BLURRED, blurred)
+    }
+
+    /// Forgets what only the session needed that has come to its end: weights, shards, packed data, moments. The number
+    /// of blurred results stays.
+    pub(super) fn end(&self) -> Result<(), VolunteerError> {
+        self.drop_result()?;
+        let entries = fs::read_dir(self.folder()).into_iter().flatten().flatten();
+        for entry in entries {
+            let (name, path) = (entry.file_name(), entry.path());
+            let name = name.to_string_lossy();
+            if name.starts_with(WEIGHTS) || name.starts_with(SHARD) {
+                self.remove(&path)?;
+            } else if name == OPTIMIZER || name.starts_with(OWN) {
+                fs::remove_dir_all(&path)
+                    .map_err(|error| VolunteerError::state("remove", &path, error))?;
+            }
+        }
+        Ok(())
     }
 
     /// Forgets the result.

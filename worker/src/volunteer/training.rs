@@ -274,6 +274,9 @@ impl<'a> Governor<'a> {
             }
             thread::sleep(LOOK_EVERY);
         }
+        if told.is_some() {
+            (self.tell)(VolunteerEvent::GoesOn);
+        }
         self.work_began.set(Instant::now());
         self.is_in_vain()
     }

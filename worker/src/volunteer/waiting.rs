@@ -89,6 +89,9 @@ impl Volunteer<'_> {
             }
             self.until_stopped(tokio::time::sleep(LOOK_EVERY)).await?;
         }
+        if told.is_some() {
+            self.tell(VolunteerEvent::GoesOn);
+        }
         Ok(())
     }
 

@@ -119,6 +119,20 @@ fn in_words(event: &VolunteerEvent) -> String {
             let loss = loss.map_or_else(|| "none".to_owned(), |loss| format!("{loss:.4}"));
             format!("round {}: trained, mean loss {loss}", round + 1)
         }
+        VolunteerEvent::Private {
+            noise_multiplier,
+            results,
+            epsilon,
+            delta,
+        } => match epsilon {
+            None => format!(
+                "differential privacy: changes are clipped, and get noise of {noise_multiplier} times that norm, before they are sent"
+            ),
+            Some(epsilon) => format!(
+                "differential privacy: {results} results together give away an epsilon of at most {epsilon:.2}, for a delta of {delta}"
+            ),
+        },
+        VolunteerEvent::GoesOn => "goes on".to_owned(),
         VolunteerEvent::Delivered { round } => format!("round {}: delivered", round + 1),
         VolunteerEvent::Overtaken { round } => {
             format!("round {} is over: it is not trained to its end", round + 1)
@@ -127,7 +141,10 @@ fn in_words(event: &VolunteerEvent) -> String {
             "{rounds} rounds in a row were over before this machine was done: it is too slow for this session as it is set (--threads, --cpu-share and --hours decide how fast it is)"
         ),
         VolunteerEvent::NotTaken { round, reason } => {
-            format!("round {}: the result is not taken: {reason}", round + 1)
+            format!(
+                "round {} (tur {round}): the result is not taken: {reason}",
+                round + 1
+            )
         }
         VolunteerEvent::Waiting { reason, delay } => {
             let delay = delay.map_or_else(String::new, |delay| {
@@ -143,6 +160,9 @@ fn in_words(event: &VolunteerEvent) -> String {
 fn why(reason: &WaitReason) -> String {
     match reason {
         WaitReason::RoundOpen { round } => format!("round {} is still open", round + 1),
+        WaitReason::RoundOver { round } => {
+            format!("round {} is over; the next one is waited for", round + 1)
+        }
         WaitReason::Paused => "paused".to_owned(),
         WaitReason::OutsideHours => "outside the hours".to_owned(),
         WaitReason::MachineInUse => "the machine is in use".to_owned(),
@@ -183,6 +203,16 @@ fn as_json(event: &VolunteerEvent) -> Value {
         } => json!({
             "event": "trained", "round": round, "loss": loss, "size_bytes": size_bytes, "sha256": sha256,
         }),
+        VolunteerEvent::Private {
+            noise_multiplier,
+            results,
+            epsilon,
+            delta,
+        } => json!({
+            "event": "privacy", "noise_multiplier": noise_multiplier, "results": results,
+            "epsilon": epsilon, "delta": delta,
+        }),
+        VolunteerEvent::GoesOn => json!({"event": "goes_on"}),
         VolunteerEvent::Delivered { round } => json!({"event": "delivered", "round": round}),
         VolunteerEvent::Overtaken { round } => json!({"event": "overtaken", "round": round}),
         VolunteerEvent::TooSlow { rounds } => json!({"event": "too_slow", "rounds": rounds}),
@@ -192,6 +222,7 @@ fn as_json(event: &VolunteerEvent) -> Value {
         VolunteerEvent::Waiting { reason, delay } => {
             let kind = match reason {
                 WaitReason::RoundOpen { .. } => "round_open",
+                WaitReason::RoundOver { .. } => "round_over",
                 WaitReason::Paused => "paused",
                 WaitReason::OutsideHours => "outside_hours",
                 WaitReason::MachineInUse => "machine_in_use",

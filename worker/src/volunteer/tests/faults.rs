@@ -168,6 +168,12 @@ async fn a_round_whose_result_is_refused_is_not_trained_again() {
     let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
     result.unwrap();
     assert_eq!(rounds_begun(&events), 2, "one for each round");
+    let waits = |wanted: WaitReason| {
+        let is_wanted = |event: &&VolunteerEvent| matches!(event, VolunteerEvent::Waiting { reason, .. } if *reason == wanted);
+        events.iter().filter(is_wanted).count()
+    };
+    assert!(waits(WaitReason::RoundOver { round: 0 }) > 0);
+    assert_eq!(waits(WaitReason::RoundOpen { round: 0 }), 0);
     let refused = events.iter().find_map(|event| match event {
         VolunteerEvent::NotTaken { reason, .. } => Some(reason.clone()),
         _ => None,

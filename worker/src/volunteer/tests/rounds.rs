@@ -11,6 +11,12 @@ async fn a_volunteer_trains_round_after_round_until_the_end() {
     result.unwrap();
     assert_eq!(events.last(), Some(&VolunteerEvent::Finished));
     assert_eq!(rounds_begun(&events), 3);
+    let folders = fs::read_dir(bench.path("state/volunteer")).unwrap();
+    let files = folders
+        .flatten()
+        .flat_map(|folder| fs::read_dir(folder.path()).unwrap());
+    let files: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    assert_eq!(files, ["lock"], "nothing of a session stays after its end");
     let requests = server.requests();
     for request in &requests {
         assert_eq!(request.headers["x-anahtar"], "open sesame");
@@ -56,8 +62,20 @@ async fn a_volunteer_that_wants_privacy_sends_little_but_noise_and_says_what_tha
     };
     let (result, events) = volunteer(&config).await;
     result.unwrap();
-    let is_told = |event: &VolunteerEvent| matches!(event, VolunteerEvent::Log { line, .. } if line.contains("epsilon is at most 2.17"));
-    assert!(events.iter().any(is_told), "{events:?}");
+    let told = |events: &[VolunteerEvent]| {
+        let told = events.iter().filter_map(|event| match event {
+            VolunteerEvent::Private {
+                results, epsilon, ..
+            } => Some((*results, epsilon.map(|epsilon| format!("{epsilon:.2}")))),
+            _ => None,
+        });
+        told.collect::<Vec<_>>()
+    };
+    let after_one = (1, Some("2.17".to_owned()));
+    assert_eq!(told(&events), [(0, None), after_one.clone()]);
+    let (result, events) = volunteer(&config).await;
+    result.unwrap();
+    assert_eq!(told(&events), [after_one], "it is kept over a restart");
     fs::write(bench.path("sent"), &session.lock().unwrap().weights).unwrap();
     let [sent, before] = ["sent", ADAPTER_WEIGHTS].map(|name| {
         let file = SafetensorsFile::open(&bench.path(name)).unwrap();
@@ -94,6 +112,7 @@ async fn nothing_is_asked_for_while_it_is_paused() {
     let both = async { tokio::join!(run(&config, &stop, sender), switch) };
     let (result, ()) = tokio::time::timeout(DEADLINE, both).await.unwrap();
     result.unwrap();
+    assert!(told(receiver).contains(&VolunteerEvent::GoesOn));
 }
 
 #[actix_rt::test]
@@ -170,17 +189,24 @@ async fn another_session_behind_the_same_address_is_joined_anew() {
 #[actix_rt::test]
 async fn kept_moments_say_of_which_session_they_are() {
     let bench = Bench::new();
-    let session = Session::of(&bench, 2, Box::new(|_| None));
+    let (state, seen) = (bench.path("state/volunteer"), Arc::new(Mutex::new(None)));
+    let found = seen.clone();
+    let look = move |request: &Request| {
+        if request.target.contains("tur=1") {
+            let folders = fs::read_dir(&state).unwrap().flatten();
+            let kept = folders.map(|folder| folder.path().join("optimizer/round-1/session"));
+            *found.lock().unwrap() = { kept }.find_map(|kept| fs::read_to_string(kept).ok());
+        }
+        None
+    };
+    let session = Session::of(&bench, 2, Box::new(look));
     let server = serve(&session).await;
     let config = VolunteerConfig {
         keep_optimizer: true,
         ..bench.config(&server.url("/c/a"))
     };
     volunteer(&config).await.0.unwrap();
-    let folders = fs::read_dir(bench.path("state/volunteer")).unwrap();
-    let kept = folders.flatten().find_map(|folder| {
-        fs::read_to_string(folder.path().join("optimizer/round-1/session")).ok()
-    });
+    let kept: Option<String> = seen.lock().unwrap().take();
     let kept: Value = serde_json::from_str(&kept.unwrap()).unwrap();
     assert_eq!(
         (
