@@ -61,7 +61,7 @@ async fn a_volunteer_session_is_made_followed_fetched_and_deleted() {
         .run(&["coordinators", "create", "tales", "--base-model", "../x"])
         .await
         .failed();
-    assert!(refused.contains("base_model"), "{refused}");
+    assert!(refused.contains("--base-model: "), "{refused}");
     let data = add_dataset(&terminal).await;
     let key = terminal.file("key", "sesame\nand more\n");
     let create = [
@@ -120,6 +120,9 @@ async fn a_volunteer_session_is_made_followed_fetched_and_deleted() {
     assert!(told.contains(&format!("federated-{id}")), "{told}");
     let told = terminal.run(&["coordinators", "show", &id]).await.ok();
     assert!(told.contains("ali") && told.contains("finished"), "{told}");
+    // One round, and no line for what came of it.
+    let rounds = told.split("CLOSED").nth(1).expect("a table of rounds");
+    assert_eq!(rounds.trim().lines().count(), 1, "{told}");
     let shown = terminal
         .run(&["coordinators", "show", &id, "--json"])
         .await

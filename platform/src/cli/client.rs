@@ -9,6 +9,7 @@ use url::Url;
 
 use super::credentials::Credentials;
 use super::error::CliError;
+use super::output::remark;
 
 /// The platform that is asked where none is named.
 const DEFAULT_PLATFORM: &str = "http://127.0.0.1:8080/";
@@ -16,6 +17,9 @@ const DEFAULT_PLATFORM: &str = "http://127.0.0.1:8080/";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the platform may be silent in the middle of an answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
+/// First and longest wait before a platform that is away is asked again.
+const AGAIN: Duration = Duration::from_secs(1);
+const LONGEST_AGAIN: Duration = Duration::from_secs(30);
 /// Items that are asked for at once where all of a list is wanted.
 const PAGE: &str = "200";
 
@@ -102,6 +106,19 @@ impl Platform {
     ) -> Result<Value, CliError> {
         self.json(self.request(Method::GET, segments)?.query(query))
             .await
+    }
+
+    /// GET of what was there before: while the platform is away it is asked again and again.
+    pub async fn get_again(&self, segments: &[&str]) -> Result<Value, CliError> {
+        let mut wait = AGAIN;
+        loop {
+            match self.get(segments, &[]).await {
+                Err(error) if error.is_passing() => remark(&format!("{error}; trying again")),
+                answered => return answered,
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(LONGEST_AGAIN);
+        }
     }
 
     /// POST with a JSON body.

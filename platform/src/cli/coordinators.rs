@@ -13,6 +13,8 @@ use super::output::{Output, cell, figure, items, pairs, remark, table, time};
 
 /// Between two looks at how far a session is.
 const LOOK: Duration = Duration::from_secs(1);
+/// Volunteers that `show` lists.
+const MOST_SHOWN: usize = 30;
 
 /// Commands on volunteer sessions.
 #[derive(Subcommand)]
@@ -51,7 +53,7 @@ pub enum Command {
     },
 }
 
-/// Options of `coordinators create`. What is left out has the platform's default.
+/// Options of `coordinators create`.
 #[derive(Args)]
 pub struct Create {
     /// The session's name: volunteers find it at /c/NAME/.
@@ -65,67 +67,93 @@ pub struct Create {
     /// The data set that volunteers get in shards; else they bring their own data.
     #[arg(long, value_name = "ID")]
     dataset: Option<u64>,
-    /// Rounds (toplam_tur).
+    /// Rounds (toplam_tur); 20 when left out.
     #[arg(long, value_name = "COUNT")]
     rounds: Option<u64>,
-    /// Shards (n_parca).
+    /// Shards (n_parca); 4 when left out.
     #[arg(long, value_name = "COUNT")]
     shards: Option<u64>,
-    /// Results that close a round (en_az).
+    /// Results that close a round (en_az); 2 when left out.
     #[arg(long, value_name = "COUNT")]
     enough: Option<u64>,
-    /// Optimizer steps of a round (ic_adim).
+    /// Optimizer steps of a round (ic_adim); 20 when left out.
     #[arg(long, value_name = "COUNT")]
     local_steps: Option<u64>,
-    /// Sequences in a batch (bs).
+    /// Sequences in a batch (bs); 4 when left out.
     #[arg(long, value_name = "COUNT")]
     batch_size: Option<u64>,
-    /// Length of a sequence in tokens (seq).
+    /// Length of a sequence in tokens (seq); 512 when left out.
     #[arg(long, value_name = "TOKENS")]
     sequence_length: Option<u64>,
-    /// Learning rate (lr).
+    /// Learning rate (lr); 0.0002 when left out.
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
-    /// cpt: every token is learned; sft: the assistant's only (mod).
+    /// cpt (when left out): every token is learned; sft: the assistant's only (mod).
     #[arg(long, value_name = "MODE")]
     mode: Option<String>,
-    /// Seconds after which a round closes with what is there; 0: never (tur_zaman_asimi).
+    /// Seconds after which a round closes with what is there; 0: never (tur_zaman_asimi); 600 when left out.
     #[arg(long, value_name = "SECONDS")]
     round_timeout: Option<f64>,
     /// File with the key that volunteers must send, on its first line (anahtar).
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// nesterov, mean, weighted_mean, trimmed_mean, median or krum.
+    /// nesterov (when left out), mean, weighted_mean, trimmed_mean, median or krum.
     #[arg(long, value_name = "RULE")]
     aggregation: Option<String>,
     /// Volunteers find the session at the root as well.
     #[arg(long)]
     default: bool,
-    /// Rank of the fresh adapter.
+    /// Rank of the fresh adapter; 8 when left out.
     #[arg(long, value_name = "RANK")]
     lora_r: Option<u64>,
-    /// Alpha of the fresh adapter.
+    /// Alpha of the fresh adapter; 16 when left out.
     #[arg(long, value_name = "ALPHA")]
     lora_alpha: Option<f64>,
-    /// Linear layers of the fresh adapter, or all-linear.
+    /// Linear layers of the fresh adapter, or all-linear; q_proj and v_proj when left out.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     target_modules: Vec<String>,
-    /// Seed of the fresh adapter and of what volunteers do.
+    /// Seed of the fresh adapter and of what volunteers do; 0 when left out.
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
-    /// Learning rate of the outer step.
+    /// Learning rate of the outer step; 1 when left out.
     #[arg(long, value_name = "RATE")]
     outer_lr: Option<f64>,
-    /// Momentum of the outer step.
+    /// Momentum of the outer step; 0.5 when left out.
     #[arg(long, value_name = "MOMENTUM")]
     outer_momentum: Option<f64>,
-    /// Largest L2 norm of what a result may differ from the global adapter by.
+    /// Largest L2 norm of what a result may differ from the global adapter by; any when left out.
     #[arg(long, value_name = "NORM")]
     max_delta_norm: Option<f64>,
-    /// Invalid uploads of one volunteer above which it gets no more tasks.
+    /// Invalid uploads of one volunteer above which it gets no more tasks; any number when left out.
     #[arg(long, value_name = "COUNT")]
     max_refused: Option<u64>,
 }
+
+/// The options that fill the fields of the request.
+const OPTIONS: &[(&str, &str)] = &[
+    ("base_model", "--base-model"),
+    ("job_id", "--job"),
+    ("dataset_id", "--dataset"),
+    ("toplam_tur", "--rounds"),
+    ("n_parca", "--shards"),
+    ("en_az", "--enough"),
+    ("ic_adim", "--local-steps"),
+    ("bs", "--batch-size"),
+    ("seq", "--sequence-length"),
+    ("lr", "--learning-rate"),
+    ("mod", "--mode"),
+    ("tur_zaman_asimi", "--round-timeout"),
+    ("anahtar", "--key-file"),
+    ("aggregation", "--aggregation"),
+    ("lora.r", "--lora-r"),
+    ("lora.alpha", "--lora-alpha"),
+    ("lora.target_modules", "--target-modules"),
+    ("seed", "--seed"),
+    ("outer_lr", "--outer-lr"),
+    ("outer_momentum", "--outer-momentum"),
+    ("max_delta_norm", "--max-delta-norm"),
+    ("max_refused", "--max-refused"),
+];
 
 /// Runs a command on volunteer sessions.
 pub async fn run(
@@ -137,7 +165,11 @@ pub async fn run(
         Command::Create(options) => {
             let made = platform
                 .post(&["api", "coordinators"], &options.body()?)
-                .await?;
+                .await;
+            let made = made.map_err(|error| match output.is_json() {
+                true => error,
+                false => error.with_options(OPTIONS),
+            })?;
             let url = platform.url(&["c", &options.name, ""]);
             output.result(&made, |made| {
                 format!(
@@ -257,8 +289,8 @@ async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliEr
 async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
     let path = ["api", "coordinators", &id.to_string()];
     let mut told = String::new();
+    let mut session = platform.get(&path, &[]).await?;
     loop {
-        let session = platform.get(&path, &[]).await?;
         let status = cell(&session, "/status");
         let line = format!(
             "session {id} is {status}: round {} of {}, {} of {} results, {} volunteers",
@@ -287,6 +319,7 @@ async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode
             told = line;
         }
         tokio::time::sleep(LOOK).await;
+        session = platform.get_again(&path).await?;
     }
 }
 
@@ -297,7 +330,7 @@ fn list_in_words(list: &Value) -> String {
             cell(session, "/name"),
             cell(session, "/status"),
             format!("{}/{}", cell(session, "/tur"), cell(session, "/toplam_tur")),
-            format!("{}/{}", cell(session, "/results"), cell(session, "/en_az")),
+            results(session, "/"),
             cell(session, "/volunteers"),
             time(session, "/created_at"),
         ]
@@ -317,6 +350,25 @@ fn list_in_words(list: &Value) -> String {
     )
 }
 
+/// Results of the open round; none once there is none.
+fn results(session: &Value, of: &str) -> String {
+    match session["round_status"].is_null() {
+        true => "-".to_owned(),
+        false => format!(
+            "{}{of}{}",
+            cell(session, "/results"),
+            cell(session, "/en_az")
+        ),
+    }
+}
+
+fn seconds(session: &Value, pointer: &str) -> String {
+    match session.pointer(pointer).and_then(Value::as_f64) {
+        Some(seconds) => format!("{seconds} s"),
+        None => cell(session, pointer),
+    }
+}
+
 fn in_words(shown: &Value) -> String {
     let session = &shown["session"];
     let all = [
@@ -326,6 +378,15 @@ fn in_words(shown: &Value) -> String {
         ("error", cell(session, "/error")),
         ("path", cell(session, "/path")),
         ("base model", cell(session, "/base_model")),
+        ("data set", cell(session, "/dataset_id")),
+        ("mode", cell(session, "/mod")),
+        ("shards", cell(session, "/n_parca")),
+        ("steps a round", cell(session, "/ic_adim")),
+        ("batch", cell(session, "/bs")),
+        ("length", cell(session, "/seq")),
+        ("rule", cell(session, "/aggregation")),
+        ("key needed", cell(session, "/locked")),
+        ("round timeout", seconds(session, "/tur_zaman_asimi")),
         (
             "round",
             format!(
@@ -334,14 +395,7 @@ fn in_words(shown: &Value) -> String {
                 cell(session, "/toplam_tur")
             ),
         ),
-        (
-            "results",
-            format!(
-                "{} of {}",
-                cell(session, "/results"),
-                cell(session, "/en_az")
-            ),
-        ),
+        ("results", results(session, " of ")),
         ("waits because", cell(session, "/waiting_because")),
         ("model", cell(session, "/model")),
         ("created", time(session, "/created_at")),
@@ -350,8 +404,13 @@ fn in_words(shown: &Value) -> String {
     let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
     let mut words = pairs(&known);
     let list = |name: &str| shown[name].as_array().cloned().unwrap_or_default();
-    let participants: Vec<_> = list("participants")
+    let mut all = list("participants");
+    // Those who have brought most first; of equals by name.
+    all.sort_by_key(|one| std::cmp::Reverse(one["accepted"].as_u64()));
+    let unshown = all.len().saturating_sub(MOST_SHOWN);
+    let participants: Vec<_> = all
         .iter()
+        .take(MOST_SHOWN)
         .map(|one| {
             [
                 "isci",
@@ -380,9 +439,15 @@ fn in_words(shown: &Value) -> String {
             ],
             &participants,
         ));
+        if unshown > 0 {
+            words.push_str(&format!("\nand {unshown} more (--json shows all)"));
+        }
     }
+    // Behind the last round the platform lists what came of it.
+    let total = session["toplam_tur"].as_u64();
     let rounds: Vec<_> = list("rounds")
         .iter()
+        .filter(|round| round["tur"].as_u64() < total)
         .map(|round| {
             let results = round["results"].as_array().map_or(0, Vec::len);
             vec![

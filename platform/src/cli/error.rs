@@ -58,6 +58,44 @@ impl CliError {
         }
     }
 
+    /// Whether a later try may go better.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Unreachable { .. } => true,
+            Self::Refused { status, .. } => *status == 429 || *status >= 500,
+            _ => false,
+        }
+    }
+
+    /// The same in the words of a command: its options stand for the fields of the request that they fill.
+    pub fn with_options(self, options: &[(&str, &str)]) -> Self {
+        let Self::Refused {
+            status,
+            code,
+            mut message,
+            mut details,
+        } = self
+        else {
+            return self;
+        };
+        for problem in details.as_array_mut().into_iter().flatten() {
+            let named = options.iter().find(|(field, _)| problem["field"] == *field);
+            let Some((field, option)) = named else {
+                continue;
+            };
+            if let Some(rest) = message.strip_prefix(&format!("{field}: ")) {
+                message = format!("{option}: {rest}");
+            }
+            problem["field"] = json!(option);
+        }
+        Self::Refused {
+            status,
+            code,
+            message,
+            details,
+        }
+    }
+
     /// Whether the reader of our output has gone away: nobody is left to tell.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
@@ -166,6 +204,18 @@ mod tests {
             error.to_json()["error"]["details"][0]["hint"],
             "learning_rate"
         );
+    }
+
+    #[test]
+    fn a_refusal_names_the_options_that_were_typed() {
+        let error = CliError::Refused {
+            status: 400,
+            code: "invalid_request".to_owned(),
+            message: "en_az: must lie between 1 and 1000".to_owned(),
+            details: json!([{"field": "en_az", "message": "must lie between 1 and 1000"}]),
+        };
+        let told = error.with_options(&[("bs", "--batch-size"), ("en_az", "--enough")]);
+        assert_eq!(told.to_string(), "--enough: must lie between 1 and 1000");
     }
 
     #[test]

@@ -250,9 +250,10 @@ fn request(options: &Start) -> Result<Value, CliError> {
 async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
     let text = id.to_string();
     let bar = (io::stderr().is_terminal() && !output.is_json()).then(bar);
+    let path = ["api", "federated", text.as_str()];
     let mut told = String::new();
+    let mut session = platform.get(&path, &[]).await?;
     let ended = loop {
-        let session = platform.get(&["api", "federated", &text], &[]).await?;
         if !["preparing", "open"].contains(&cell(&session, "/status").as_str()) {
             break session;
         }
@@ -270,6 +271,7 @@ async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode
             None => {}
         }
         tokio::time::sleep(LOOK).await;
+        session = platform.get_again(&path).await?;
     };
     if let Some(bar) = &bar {
         bar.finish_and_clear();

@@ -28,8 +28,8 @@ impl Task<'_> {
     pub async fn follow(&self, platform: &Platform, output: &Output) -> Result<Value, CliError> {
         let bar = (io::stderr().is_terminal() && !output.is_json()).then(|| bar(self.unit));
         let mut told = String::new();
+        let mut shown = platform.get(self.path, &[]).await?;
         loop {
-            let shown = platform.get(self.path, &[]).await?;
             let status = cell(&shown, "/status");
             if !["queued", "running"].contains(&status.as_str()) {
                 if let Some(bar) = &bar {
@@ -51,6 +51,7 @@ impl Task<'_> {
                 None => {}
             }
             tokio::time::sleep(LOOK).await;
+            shown = platform.get_again(self.path).await?;
         }
     }
 }

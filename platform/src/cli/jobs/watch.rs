@@ -74,19 +74,10 @@ async fn open_again(job_id: JobId, platform: &Platform) -> Result<Socket, CliErr
     loop {
         tokio::time::sleep(delay).await;
         match open(job_id, platform).await {
-            Err(error) if is_passing(&error) => remark(&format!("{error}; trying again")),
+            Err(error) if error.is_passing() => remark(&format!("{error}; trying again")),
             opened => return opened,
         }
         delay = (delay * 2).min(MAX_RECONNECT_DELAY);
-    }
-}
-
-/// Whether a later try may go better.
-fn is_passing(error: &CliError) -> bool {
-    match error {
-        CliError::Unreachable { .. } => true,
-        CliError::Refused { status, .. } => *status == 429 || *status >= 500,
-        _ => false,
     }
 }
 
@@ -158,7 +149,7 @@ async fn watch(
             Err(_) => match job(job_id, platform).await {
                 Ok(job) if has_ended(&job) => return Ok(Watched::Ended),
                 Ok(_) => continue,
-                Err(error) if is_passing(&error) => return Ok(Watched::Closed),
+                Err(error) if error.is_passing() => return Ok(Watched::Closed),
                 Err(error) => return Err(error),
             },
         };
@@ -254,11 +245,12 @@ mod tests {
             message: String::new(),
             details: Value::Null,
         };
-        assert!(is_passing(&refused(503)) && is_passing(&refused(429)));
-        assert!(!is_passing(&refused(401)) && !is_passing(&refused(404)));
-        assert!(is_passing(&CliError::Unreachable {
+        assert!(refused(503).is_passing() && refused(429).is_passing());
+        assert!(!refused(401).is_passing() && !refused(404).is_passing());
+        let unreachable = CliError::Unreachable {
             platform: String::new(),
-            reason: String::new()
-        }));
+            reason: String::new(),
+        };
+        assert!(unreachable.is_passing());
     }
 }
