@@ -99,10 +99,12 @@ impl Order<'_> {
         let Some(Report::Progress(data)) = self.event.report() else {
             return None;
         };
+        // A figure that is no number equals nothing, and what is shown has more in it than was reported.
+        let shown = self.state.progress.shown();
         Some(Point {
             job: self.facts.id,
             attempt: self.state.attempt,
-            is_newest: self.state.progress.shown() == Some(data),
+            shown: shown.filter(|shown| shown.step == data.step).cloned(),
             data: data.clone(),
         })
     }

@@ -25,8 +25,8 @@ pub struct Point {
     pub job: JobId,
     /// The attempt that reported it.
     pub attempt: u32,
-    /// Whether it is beyond all steps of the attempt so far.
-    pub is_newest: bool,
+    /// What is shown of the job with it, where it is the newest step of the attempt: with what the last evaluation found.
+    pub shown: Option<TrainingProgressData>,
     /// The step with its metrics.
     pub data: TrainingProgressData,
 }
@@ -125,10 +125,11 @@ fn write_progress(
     let newest = points
         .iter()
         .rev()
-        .find(|point| point.is_newest && point.attempt.cast_signed() == attempt);
+        .filter(|point| point.attempt.cast_signed() == attempt)
+        .find_map(|point| point.shown.as_ref());
     if let Some(newest) = newest {
         diesel::update(jobs::table.find(job.get()))
-            .set(jobs::progress.eq(to_json_text(&newest.data)?))
+            .set(jobs::progress.eq(to_json_text(newest)?))
             .execute(connection)?;
     }
     Ok(())

@@ -156,6 +156,28 @@ async fn g036_a_metric_that_is_not_finite_is_null_everywhere() {
 }
 
 #[actix_web::test]
+async fn g073_an_ended_job_shows_its_newest_step_also_with_gaps_and_after_an_evaluation() {
+    let platform = Platform::start(CALM).await;
+    let admin = platform.admin().await;
+    let (mut worker, job) = training(&admin, json!({})).await;
+    for data in [
+        json!({"step": 1, "loss": 1.0, "eval_loss": 0.75}),
+        json!({"step": 2, "loss": 0.5}),
+        json!({"step": 3, "loss": null, "grad_norm": null}),
+    ] {
+        worker.say("training_progress", job, data).await;
+    }
+    worker
+        .say_acked("job_failed", job, json!({"error": "diverged", "step": 3}))
+        .await;
+    let (_, shown) = admin.get(&format!("/api/jobs/{job}")).await;
+    assert_eq!(shown["status"], "failed");
+    assert_eq!(shown["progress"]["step"], 3, "{shown}");
+    assert_eq!(shown["progress"]["loss"], Value::Null, "{shown}");
+    assert_eq!(shown["progress"]["eval_loss"], 0.75, "{shown}");
+}
+
+#[actix_web::test]
 async fn what_a_worker_logs_is_kept_with_the_job() {
     let platform = Platform::start(CALM).await;
     let admin = platform.admin().await;
