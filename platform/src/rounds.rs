@@ -17,6 +17,7 @@ pub mod session;
 mod simulation;
 pub mod state;
 pub mod store;
+pub mod tries;
 mod words;
 
 pub use words::{Kind, SessionStatus, UnknownWord};

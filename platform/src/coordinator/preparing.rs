@@ -27,6 +27,7 @@ use crate::error::ApiError;
 use crate::models::target;
 use crate::rounds::beginning::{self, BeginningError, FirstAdapter, blocking};
 use crate::rounds::store::{self, SessionRow, ShardRow, integer, natural};
+use crate::rounds::tries::{self, TryError};
 use crate::rounds::{Kind, SessionStatus, actor, keys, leftovers};
 use crate::storage::{StorageError, StorageKey, StoredObject};
 
@@ -82,7 +83,15 @@ pub fn begin(actors: &Actors, hosted: Arc<Hosted>) {
     // Fails only when the platform stops; the next start begins anew.
     actors.arbiter.spawn(async move {
         let id = hosted.id();
-        if let Err(error) = prepare(&of_task, &hosted).await {
+        let prepared = match tries::begin(&of_task, id).await {
+            Ok(()) => {
+                let prepared = prepare(&of_task, &hosted).await;
+                tries::ended(&of_task, id).await;
+                prepared
+            }
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = prepared {
             if of_task.stopping.load(Ordering::Relaxed) {
                 tracing::info!(session.id = %id, "preparing a volunteer session was broken off; the next start begins anew");
                 return;
@@ -115,6 +124,8 @@ enum PrepareError {
     Platform(#[from] ApiError),
     #[error("files on their way: {0}")]
     Scratch(#[from] std::io::Error),
+    #[error(transparent)]
+    Tries(#[from] TryError),
     #[error("stopped while it was being prepared")]
     GivenUp,
 }

@@ -14,6 +14,7 @@ use crate::database::{DatabaseError, now, to_json_text};
 use crate::error::ApiError;
 use crate::rounds::beginning::{self, BeginningError};
 use crate::rounds::store::SessionRow;
+use crate::rounds::tries::{self, TryError};
 use crate::rounds::{self, SessionStatus, leftovers};
 use crate::workers::event::Occupation;
 
@@ -26,6 +27,8 @@ enum MakingError {
     Database(#[from] DatabaseError),
     #[error("{}", .0.message())]
     Config(#[from] ApiError),
+    #[error(transparent)]
+    Tries(#[from] TryError),
 }
 
 /// Begins to make a session; it is open, or has failed, some time later.
@@ -34,7 +37,15 @@ pub fn begin(actors: &Actors, row: SessionRow) {
     // Fails only when the platform stops; the next start begins anew.
     actors.arbiter.spawn(async move {
         let id = row.id();
-        let Err(error) = make(&of_task, &row).await else {
+        let made = match tries::begin(&of_task, id).await {
+            Ok(()) => {
+                let made = make(&of_task, &row).await;
+                tries::ended(&of_task, id).await;
+                made
+            }
+            Err(error) => Err(error.into()),
+        };
+        let Err(error) = made else {
             return;
         };
         if of_task.stopping.load(Ordering::Relaxed) {

@@ -41,6 +41,16 @@ pub fn shard(session: FederatedSessionId, shard: u64) -> StorageKey {
     key(format!("federated/{session}/shards/{shard}.safetensors"))
 }
 
+/// The folder of the marks of tries to make the session.
+pub fn tries_folder(session: FederatedSessionId) -> StorageKey {
+    key(format!("federated/{session}/tries"))
+}
+
+/// The mark of a try that has begun.
+pub fn begun_try(session: FederatedSessionId, number: usize) -> StorageKey {
+    key(format!("federated/{session}/tries/{number}"))
+}
+
 /// The folder of the final adapter, with a slash at its end.
 pub fn final_folder(session: FederatedSessionId) -> String {
     format!("federated/{session}/final/")

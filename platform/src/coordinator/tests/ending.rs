@@ -36,7 +36,9 @@ async fn at_the_root_the_last_one_tells_of_its_end_for_a_day_and_the_default_one
     let only = open(&admin, "only", json!({})).await;
     let failed = json!({"name": "failed", "base_model": "no/such-model"});
     stop(&admin, only).await;
-    admin.post("/api/coordinators", failed).await;
+    let failed = admin.post("/api/coordinators", failed).await.1["id"].clone();
+    let path = format!("/api/coordinators/{failed}");
+    admin.wait(&path, |shown| shown["status"] == "failed").await;
     assert_eq!(Coordinator::at(&platform, "").task("ali").await, bitti);
     // Of two that have ended it is the one that ended last, whichever was made last.
     let early = open(&admin, "early", json!({})).await;

@@ -117,3 +117,50 @@ async fn a_platform_that_stops_breaks_off_what_it_prepares_and_goes_on_at_the_ne
     })
     .await;
 }
+
+#[actix_web::test]
+async fn a_session_whose_making_breaks_the_platform_off_again_and_again_is_given_up() {
+    let (before, models) = platform(&[]).await;
+    let admin = before.admin().await;
+    let stopping = before.server.state.actors.stopping.clone();
+    stopping.store(true, Ordering::Relaxed);
+    let mut ids = Vec::new();
+    for name in ["twice", "thrice"] {
+        let body = json!({"name": name, "base_model": "yard/tiny", "lora": {"r": 2}});
+        let (status, made) = admin.post("/api/coordinators", body).await;
+        assert_eq!(status, 201, "{made}");
+        ids.push(made["id"].as_i64().unwrap());
+    }
+    drop(admin);
+    let tries: Vec<_> = ids
+        .iter()
+        .map(|id| stored(&before, *id).join("tries"))
+        .collect();
+    let folder = before.stop().await;
+    for (tries, count) in tries.iter().zip([2, 3]) {
+        std::fs::create_dir_all(tries).unwrap();
+        for number in 0..count {
+            std::fs::write(tries.join(number.to_string()), "").unwrap();
+        }
+    }
+
+    let after = start_in(folder, &models, &[]).await;
+    let admin = after.admin().await;
+    let ended = async |id: i64| {
+        let path = format!("/api/coordinators/{id}");
+        admin
+            .wait(&path, |shown| shown["status"] != "preparing")
+            .await
+    };
+    assert_eq!(ended(ids[0]).await["status"], "open");
+    let shown = ended(ids[1]).await;
+    assert_eq!(shown["status"], "failed");
+    assert!(
+        shown["error"].as_str().unwrap().contains("broke off"),
+        "{shown}"
+    );
+    eventually("no mark is left", async || {
+        tries.iter().all(|tries| !tries.exists())
+    })
+    .await;
+}
