@@ -20,6 +20,8 @@ pub use local::LocalConfig;
 use reader::{Bounds, Reader};
 pub use words::{MixedPrecision, ScheduleKind, TargetModules, TrainOn};
 
+/// Highest learning rate. Models diverge long before; that they do is the run's to tell.
+const MAX_LEARNING_RATE: f64 = 1e6;
 /// Highest rank of an adapter.
 const MAX_RANK: u32 = 4096;
 /// What an adapter's alpha may be.
@@ -168,13 +170,13 @@ impl TrainingConfig {
         let save_steps = reader.u64("save_steps", 1).unwrap_or(500);
         let config = Self {
             epochs: reader.u32("epochs", 1, 100_000).unwrap_or(3),
-            max_steps: reader.u64("max_steps", 1),
+            max_steps: reader.steps_or_all("max_steps"),
             batch_size: reader.u32("batch_size", 1, 4096).unwrap_or(4),
             gradient_accumulation_steps: reader
                 .u32("gradient_accumulation_steps", 1, 65_536)
                 .unwrap_or(1),
             learning_rate: reader
-                .f64("learning_rate", Bounds::above(0.0).up_to(1.0))
+                .f64("learning_rate", Bounds::above(0.0).up_to(MAX_LEARNING_RATE))
                 .unwrap_or(if use_peft { 2e-4 } else { 2e-5 }),
             lr_scheduler_type: reader
                 .word("lr_scheduler_type", ScheduleKind::WORDS)

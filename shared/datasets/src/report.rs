@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use trainyard_shared::dataset::{Row, RowShape};
+use trainyard_shared::training::TrainOn;
 use utoipa::ToSchema;
 
 use crate::error::DatasetError;
@@ -103,7 +104,7 @@ impl RowTally {
             Ok(row) => {
                 report.rows += 1;
                 *report.row_shapes.entry(row.shape()).or_default() += 1;
-                if !row.is_trainable() {
+                if !row.is_trainable(TrainOn::Auto) {
                     report.untrainable_rows += 1;
                     if self.untrainable.len() < MAX_KEPT_PROBLEMS {
                         self.untrainable.push(record.place);

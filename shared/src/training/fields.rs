@@ -62,14 +62,50 @@ pub(super) fn aliases(name: &str) -> &'static [&'static str] {
 }
 
 /// The known name, alias or not, that is most like `unknown`; none when nothing is like it.
+///
+/// First come names that end with the same word, as `max_steps` for `num_steps`, those that share more words before
+/// others; then names that are spelt alike.
 pub(super) fn nearest(unknown: &str) -> Option<&'static str> {
     const LIKE_ENOUGH: f64 = 0.8;
     let unknown = unknown.to_lowercase();
-    FIELDS
-        .iter()
-        .flat_map(|(name, aliases)| std::iter::once(name).chain(*aliases))
-        .map(|name| (*name, strsim::jaro_winkler(&unknown, name)))
-        .filter(|(_, likeness)| *likeness >= LIKE_ENOUGH)
-        .max_by(|(_, a), (_, b)| a.total_cmp(b))
-        .map(|(name, _)| name)
+    let known = || {
+        let names = FIELDS.iter();
+        names.flat_map(|(name, aliases)| std::iter::once(*name).chain(aliases.iter().copied()))
+    };
+    // Of equals the last one is taken: the most usual names stand first.
+    let of_words = known()
+        .rev()
+        .map(|name| (name, shared_words(&unknown, name)))
+        .filter(|(_, shared)| *shared > 0)
+        .max_by_key(|(_, shared)| *shared);
+    let of_letters = || {
+        known()
+            .map(|name| (name, strsim::jaro_winkler(&unknown, name)))
+            .filter(|(_, likeness)| *likeness >= LIKE_ENOUGH)
+            .max_by(|(_, a), (_, b)| a.total_cmp(b))
+    };
+    let of_words = of_words.map(|(name, _)| name);
+    of_words.or_else(|| of_letters().map(|(name, _)| name))
+}
+
+/// How many words two names share; none where they do not end with the same one.
+fn shared_words(unknown: &str, known: &str) -> usize {
+    let is_same = |a: &str, b: &str| {
+        let (short, long) = if a.len() < b.len() { (a, b) } else { (b, a) };
+        // `epoch` and `epochs`, `len` and `length`.
+        let is_short_for = || long.len() - short.len() <= 3 && long.starts_with(short);
+        short == long || (short.len() >= 3 && is_short_for())
+    };
+    let words: Vec<&str> = known.split('_').collect();
+    let mut asked = unknown.rsplit('_').peekable();
+    let ends_alike = asked
+        .peek()
+        .zip(words.last())
+        .is_some_and(|(asked, known)| is_same(asked, known));
+    match ends_alike {
+        true => asked
+            .filter(|asked| words.iter().any(|word| is_same(asked, word)))
+            .count(),
+        false => 0,
+    }
 }

@@ -125,6 +125,17 @@ impl<'a> Reader<'a> {
         self.whole(field, low, number::MAX_COUNT)
     }
 
+    /// A number of steps, at least 1; none for -1, with which transformers says that there is no limit.
+    pub(super) fn steps_or_all(&mut self, field: &str) -> Option<u64> {
+        for name in std::iter::once(&field).chain(aliases(field)) {
+            let value = self.remaining.get::<str>(name);
+            if value.and_then(|value| value.as_f64()) == Some(-1.0) {
+                self.remaining.remove::<str>(name);
+            }
+        }
+        self.u64(field, 1)
+    }
+
     /// A whole number between `low` and `high`, both taken.
     pub(super) fn u32(&mut self, field: &str, low: u32, high: u32) -> Option<u32> {
         self.whole(field, low.into(), high.into())
@@ -287,10 +298,10 @@ impl<'a> Reader<'a> {
 
     fn whole(&mut self, field: &str, low: u64, high: u64) -> Option<u64> {
         let (name, value) = self.take(field)?;
-        if !value.is_i64() && !value.is_u64() {
+        let Some(whole) = whole_number(value) else {
             return self.wrong_type(name, "a whole number", value);
-        }
-        match value.as_u64() {
+        };
+        match u64::try_from(whole).ok() {
             Some(number) if (low..=high).contains(&number) => Some(number),
             _ => self.problem(
                 name,
@@ -324,7 +335,8 @@ impl<'a> Reader<'a> {
     fn take(&mut self, field: &str) -> Option<(&'a str, &'a Value)> {
         let mut taken: Option<(&'a str, &'a Value)> = None;
         for name in std::iter::once(&field).chain(aliases(field)) {
-            let Some((given, value)) = self.remaining.remove_entry::<str>(name) else {
+            let entry = self.remaining.remove_entry::<str>(name);
+            let Some((given, value)) = entry.filter(|(_, value)| !value.is_null()) else {
                 continue;
             };
             match taken {
@@ -338,7 +350,7 @@ impl<'a> Reader<'a> {
                 None => taken = Some((given, value)),
             }
         }
-        taken.filter(|(_, value)| !value.is_null())
+        taken
     }
 
     fn wrong_type<T>(&mut self, name: &str, expected: &str, value: &Value) -> Option<T> {
@@ -356,5 +368,20 @@ impl<'a> Reader<'a> {
             hint,
         });
         None
+    }
+}
+
+/// A whole number, also one that is written as a float (`3.0`): transformers and YAML write counts so.
+fn whole_number(value: &Value) -> Option<i128> {
+    match value.as_i64() {
+        Some(whole) => Some(whole.into()),
+        None => match value.as_u64() {
+            Some(whole) => Some(whole.into()),
+            // Far beyond every range, and still exact.
+            None => value
+                .as_f64()
+                .filter(|number| number.fract() == 0.0 && number.abs() < 1e18)
+                .map(|number| number as i128),
+        },
     }
 }

@@ -175,6 +175,15 @@ fn an_unknown_field_is_refused_with_the_nearest_known_name() {
         ("lora_rnk", Some("lora_rank")),
         ("batchsize", Some("batch_size")),
         ("LoraAlpha", Some("lora_alpha")),
+        ("steps", Some("max_steps")),
+        ("num_steps", Some("max_steps")),
+        ("training_steps", Some("max_steps")),
+        ("rank", Some("lora_rank")),
+        ("patience", Some("early_stopping_patience")),
+        ("seq_len", Some("max_seq_length")),
+        ("cutoff_len", Some("max_length")),
+        ("max_epochs", Some("epochs")),
+        ("eval_batch_size", Some("batch_size")),
         ("zzz", None),
     ] {
         let problem = one_problem(json!({ unknown: 1 }));
@@ -219,7 +228,6 @@ fn g038_wrong_types_are_refused_by_name() {
     for (field, value) in [
         ("epochs", json!("3")),
         ("epochs", json!(2.5)),
-        ("epochs", json!(3.0)),
         ("learning_rate", json!("2e-4")),
         ("packing", json!(1)),
         ("target_modules", json!(7)),
@@ -255,6 +263,34 @@ fn a_field_under_two_names_is_refused() {
     let problem = one_problem(json!({"lora_r": 8, "r": 8}));
     assert_eq!(problem.field, "r");
     assert!(problem.message.contains("`lora_r`"), "{problem}");
+    for config in [
+        json!({"lora_r": 8, "r": null}),
+        json!({"lora_r": null, "r": 8}),
+    ] {
+        assert_eq!(parse(config).lora_r, 8, "null is as if missing");
+    }
+}
+
+#[test]
+fn values_as_transformers_writes_them_are_taken() {
+    let config = parse(json!({"num_train_epochs": 3.0, "max_steps": -1, "save_steps": 5e2}));
+    assert_eq!(
+        (config.epochs, config.max_steps, config.save_steps),
+        (3, None, 500)
+    );
+    assert_eq!(parse(json!({"max_steps": 7.0})).max_steps, Some(7));
+    for steps in [json!(-2), json!(0), json!(-1.5), json!(1e300)] {
+        assert_eq!(one_problem(json!({"max_steps": steps})).field, "max_steps");
+    }
+}
+
+#[test]
+fn g077_a_learning_rate_that_makes_a_run_diverge_is_taken_and_nonsense_is_not() {
+    assert_eq!(parse(json!({"learning_rate": 1e4})).learning_rate, 1e4);
+    assert_eq!(
+        one_problem(json!({"learning_rate": 1e7})).field,
+        "learning_rate"
+    );
 }
 
 #[test]

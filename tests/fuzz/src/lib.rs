@@ -286,7 +286,7 @@ pub fn chat_template(input: &[u8]) {
     let Some(source) = config["chat_template"].as_str() else {
         return;
     };
-    let now = DateTime::<Local>::from(DateTime::UNIX_EPOCH);
+    let now = DateTime::<Local>::from(DateTime::UNIX_EPOCH).fixed_offset();
     let Ok(template) = ChatTemplate::new(source, special, now) else {
         return;
     };

@@ -1,6 +1,7 @@
 //! Which lines are rows, and what is said of those that are none.
 
 use super::*;
+use crate::training::TrainOn;
 
 fn row(line: &str) -> Row {
     parse_row(line.as_bytes()).unwrap_or_else(|problem| panic!("{line}: {problem}"))
@@ -161,6 +162,40 @@ fn tools_are_refused_and_not_left_out() {
 }
 
 #[test]
+fn empty_lists_of_tools_are_no_tools() {
+    for empty in ["[]", "{}", r#""""#] {
+        row(&format!(
+            r#"{{"messages":[{{"role":"assistant","content":"b","tool_calls":{empty},"function_call":{empty}}}],"tools":{empty}}}"#
+        ));
+    }
+}
+
+#[test]
+fn keys_of_another_shape_beside_a_whole_row_are_ignored() {
+    for line in [
+        r#"{"text":"a","prompt":"unrelated"}"#,
+        r#"{"text":"a","messages":[]}"#,
+        r#"{"text":"a","prompt":"","completion":""}"#,
+        r#"{"text":"a","instruction":"b"}"#,
+    ] {
+        assert_eq!(row(line), Row::Text("a".into()), "{line}");
+    }
+    assert_eq!(problem(r#"{"messages":[]}"#), "messages: is empty");
+}
+
+#[test]
+fn all_trains_rows_without_an_answer_and_assistant_answers_of_a_prompt() {
+    let question = row(r#"{"messages":[{"role":"user","content":"abc"}]}"#);
+    assert!(question.is_trainable(TrainOn::All) && !question.is_trainable(TrainOn::Assistant));
+    assert!(!row(r#"{"text":" "}"#).is_trainable(TrainOn::All));
+    let in_prompt = row(
+        r#"{"prompt":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],
+            "completion":[{"role":"assistant","content":" "}]}"#,
+    );
+    assert!(in_prompt.is_trainable(TrainOn::Assistant) && !in_prompt.is_trainable(TrainOn::Auto));
+}
+
+#[test]
 fn null_columns_do_not_decide_the_shape() {
     assert_eq!(
         row(r#"{"messages":null,"prompt":null,"text":"a"}"#),
@@ -198,13 +233,13 @@ fn g069_a_row_without_an_answer_has_nothing_to_train_on() {
         r#"{"instruction":"a","output":""}"#,
         r#"{"text":"\n"}"#,
     ] {
-        assert!(!row(line).is_trainable(), "{line}");
+        assert!(!row(line).is_trainable(TrainOn::Auto), "{line}");
     }
     assert!(
         row(
             r#"{"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"yes"}]}"#
         )
-        .is_trainable()
+        .is_trainable(TrainOn::Auto)
     );
-    assert!(row(r#"{"text":"x"}"#).is_trainable());
+    assert!(row(r#"{"text":"x"}"#).is_trainable(TrainOn::Auto));
 }

@@ -2,15 +2,18 @@
 
 use std::ops::Range;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use sha2::{Digest, Sha256};
 use trainyard_shared::dataset::{Role, Turn};
 
 use super::ChatTemplate;
+use super::frames::frames;
 use crate::EngineError;
 use crate::tokenizer::{PlacedToken, Tokenizer};
 
-/// Stands for an answer while its place is looked for; no text holds this code point.
+/// Frames what stands for an answer while its place is looked for; no text holds this code point.
+const EDGE: char = '\u{fdd1}';
+/// Stands for an answer while its place is looked for.
 const PLACEHOLDER: &str = "\u{fdd1}answer\u{fdd1}";
 
 /// A model's tokenizer and chat template together.
@@ -40,15 +43,17 @@ impl Chat {
     pub fn new(
         mut tokenizer: Tokenizer,
         template: Option<&str>,
-        now: DateTime<Local>,
+        now: impl Into<DateTime<FixedOffset>>,
     ) -> Result<Self, EngineError> {
+        let now = now.into();
         let special = tokenizer.special().clone();
         let has_own_template = template.is_some();
         let template = match template {
             Some(source) => ChatTemplate::new(source, special, now)?,
             None => ChatTemplate::chatml(&tokenizer, now)?,
         };
-        tokenizer.protect_template_tokens(template.source())?;
+        let frames = frames(&tokenizer, &template);
+        tokenizer.protect(&frames)?;
         let mut chat = Self {
             tokenizer,
             template,
@@ -65,7 +70,7 @@ impl Chat {
     }
 
     /// Digest of everything that the tokens of a chat or text depend on, in hexadecimal. The time is part of it only
-    /// where the template asks for it.
+    /// as far as the template tells it.
     ///
     /// # Errors
     /// [`EngineError::Tokenizer`] where the tokenizer cannot be written out.
@@ -132,11 +137,8 @@ impl Chat {
         let rendered = self.template.render(&turns, false)?;
         let tokens = self.tokenizer.encode_rendered(&rendered)?;
         let mut trained = vec![false; tokens.len()];
-        for (index, turn) in turns.iter().enumerate() {
-            if turn.role == Role::Assistant
-                && is_trained(index)
-                && let Some(place) = self.place_of(index, &turns, &rendered)?
-            {
+        for (index, place) in self.places(&turns, &rendered)? {
+            if is_trained(index) {
                 self.mark(&mut trained, &tokens, &rendered, place);
             }
         }
@@ -144,13 +146,80 @@ impl Chat {
         Ok(self.with_bos(EncodedChat { ids, trained }))
     }
 
-    /// The turns with their content as text that holds no control token.
+    /// The turns with their content as text that holds no control token, and no added token but in answers.
     fn protected(&self, turns: &[Turn]) -> Vec<Turn> {
         let protect = |turn: &Turn| Turn {
             role: turn.role,
-            content: self.tokenizer.as_content(&turn.content),
+            content: match turn.role {
+                Role::Assistant => self.tokenizer.as_answer(&turn.content),
+                _ => self.tokenizer.as_content(&turn.content),
+            },
         };
         turns.iter().map(protect).collect()
+    }
+
+    /// Where in `rendered` the content of each answer stands that the template renders, by the answer's index.
+    fn places(
+        &self,
+        turns: &[Turn],
+        rendered: &str,
+    ) -> Result<Vec<(usize, Range<usize>)>, EngineError> {
+        if let Some(places) = self.places_at_once(turns, rendered)? {
+            return Ok(places);
+        }
+        let mut places = Vec::new();
+        for index in answers(turns) {
+            let place = self.place_of(index, turns, rendered)?;
+            places.extend(place.map(|place| (index, place)));
+        }
+        Ok(places)
+    }
+
+    /// The places of all answers by rendering the chat once more with something else in the place of each. None where
+    /// the template does more with answers than trimming them.
+    fn places_at_once(
+        &self,
+        turns: &[Turn],
+        rendered: &str,
+    ) -> Result<Option<Vec<(usize, Range<usize>)>>, EngineError> {
+        let mut probe = turns.to_vec();
+        for index in answers(turns) {
+            probe[index].content = format!("{EDGE}{index}{EDGE}");
+        }
+        let probed = self.template.render(&probe, false)?;
+        let mut pieces = probed.split(EDGE);
+        let mut rest = rendered;
+        let Some(mut frame) = pieces.next() else {
+            return Ok(None);
+        };
+        let mut places = Vec::new();
+        for index in answers(turns) {
+            let (Some(number), Some(next)) = (pieces.next(), pieces.next()) else {
+                return Ok(None);
+            };
+            let Some(from_answer) = rest.strip_prefix(frame) else {
+                return Ok(None);
+            };
+            let content = turns[index].content.as_str();
+            let forms = [
+                content,
+                content.trim_end(),
+                content.trim_start(),
+                content.trim(),
+            ];
+            let behind = forms.into_iter().find_map(|form| {
+                let behind = from_answer.strip_prefix(form)?;
+                behind.starts_with(next).then_some(behind)
+            });
+            let Some(behind) = behind.filter(|_| number.parse() == Ok(index)) else {
+                return Ok(None);
+            };
+            let start = rendered.len() - from_answer.len();
+            places.push((index, start..rendered.len() - behind.len()));
+            (rest, frame) = (behind, next);
+        }
+        let is_whole = rest == frame && pieces.next().is_none();
+        Ok(is_whole.then_some(places))
     }
 
     /// Where in `rendered` a turn's content stands.
@@ -190,8 +259,12 @@ impl Chat {
     ) {
         let end_of_turn = self.control_token_after(tokens, rendered, place.end);
         let end = end_of_turn.map_or(place.end, |index| tokens[index].end);
-        for (trained, token) in trained.iter_mut().zip(tokens) {
-            *trained |= token.end > place.start && token.start < end;
+        let first = first_behind(tokens, place.start);
+        for (trained, token) in trained[first..].iter_mut().zip(&tokens[first..]) {
+            if token.start >= end {
+                break;
+            }
+            *trained = true;
         }
     }
 
@@ -202,11 +275,18 @@ impl Chat {
         rendered: &str,
         at: usize,
     ) -> Option<usize> {
-        let found = tokens
-            .iter()
-            .position(|token| token.end > at && self.tokenizer.is_control(token.id))?;
-        let between = at..tokens[found].start.max(at);
-        rendered[between].trim().is_empty().then_some(found)
+        let first = first_behind(tokens, at);
+        for (index, token) in tokens.iter().enumerate().skip(first) {
+            if self.tokenizer.is_control(token.id) {
+                return Some(index);
+            }
+            // None where a token ends inside a character, which then is no white space.
+            let between = rendered.get(token.start.max(at)..token.end)?;
+            if !between.trim().is_empty() {
+                return None;
+            }
+        }
+        None
     }
 
     /// Puts the BOS token in front where the tokenizer adds one to texts and the template did not.
@@ -236,8 +316,54 @@ impl Chat {
     }
 }
 
+/// The indices of the turns that are answers.
+fn answers(turns: &[Turn]) -> impl Iterator<Item = usize> + '_ {
+    let is_answer = |(index, turn): (usize, &Turn)| (turn.role == Role::Assistant).then_some(index);
+    turns.iter().enumerate().filter_map(is_answer)
+}
+
+/// The index of the first token that ends behind byte `at`; tokens end in order.
+fn first_behind(tokens: &[PlacedToken], at: usize) -> usize {
+    tokens.partition_point(|token| token.end <= at)
+}
+
 /// Bytes that both texts begin with, whole characters only.
 fn common_prefix(a: &str, b: &str) -> usize {
     let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
     same.map(|(character, _)| character.len_utf8()).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::Local;
+
+    use super::*;
+    use crate::tokenizer::testing::bytes;
+
+    #[test]
+    fn answers_are_found_alike_at_once_and_one_by_one() {
+        let turn = |role, content: &str| Turn {
+            role,
+            content: content.to_owned(),
+        };
+        let turns: Vec<Turn> = (0..40)
+            .flat_map(|round| {
+                [
+                    turn(Role::User, "yes"),
+                    turn(Role::Assistant, &format!(" yes{}\n", round % 3)),
+                ]
+            })
+            .collect();
+        let trimming = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}";
+        for template in [None, Some(trimming)] {
+            let chat = Chat::new(bytes(), template, Local::now()).unwrap();
+            let rendered = chat.template.render(&turns, false).unwrap();
+            let at_once = chat.places_at_once(&turns, &rendered).unwrap().unwrap();
+            assert_eq!(at_once.len(), 40);
+            for (index, place) in at_once {
+                let alone = chat.place_of(index, &turns, &rendered).unwrap();
+                assert_eq!(alone, Some(place));
+            }
+        }
+    }
 }

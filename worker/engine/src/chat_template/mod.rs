@@ -7,11 +7,13 @@
 //!   the EOS token otherwise, so that generation ends with it.
 //! - A system message is rendered where it stands. None is added or moved here; a template that puts
 //!   in a default of its own (SmolLM2's does) keeps doing so.
-//! - Content is text: a control token's name in it stays characters.
+//! - Content is text: the name of a control token, or of any other added token, stays characters in it. In what
+//!   the assistant says, added tokens that frame no turn, as `<think>` and `<tool_call>`, are tokens.
 //! - A chat begins with exactly one BOS token where the tokenizer adds one to texts, whether the
 //!   template writes it or not.
 
 mod chat;
+mod frames;
 mod json;
 mod template;
 

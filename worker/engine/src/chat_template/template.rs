@@ -3,11 +3,11 @@
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
-use regex::Regex;
+use regex::{Captures, Regex};
 use trainyard_shared::dataset::Turn;
 
 use super::json;
@@ -27,7 +27,7 @@ const CHATML: &str = r"{% for message in messages %}{{ '<|im_start|>' + message[
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
-    now: DateTime<Local>,
+    now: DateTime<FixedOffset>,
     special: SpecialTokens,
 }
 
@@ -39,7 +39,7 @@ impl ChatTemplate {
     pub fn new(
         source: &str,
         special: SpecialTokens,
-        now: DateTime<Local>,
+        now: DateTime<FixedOffset>,
     ) -> Result<Self, EngineError> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder()
@@ -55,7 +55,10 @@ impl ChatTemplate {
         environment.add_function("strftime_now", move |format: &str| strftime(now, format));
         environment.add_filter("tojson", to_json);
         environment
-            .add_template_owned(NAME, without_generation_marks(source))
+            .add_template_owned(
+                NAME,
+                without_generation_marks(&without_joined_lines(source)),
+            )
             .map_err(|error| template_error(&error))?;
         Ok(Self {
             environment,
@@ -70,7 +73,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`EngineError::ChatTemplate`], which does not happen.
-    pub fn chatml(tokenizer: &Tokenizer, now: DateTime<Local>) -> Result<Self, EngineError> {
+    pub fn chatml(tokenizer: &Tokenizer, now: DateTime<FixedOffset>) -> Result<Self, EngineError> {
         let end = match (tokenizer.id_of("<|im_end|>"), &tokenizer.special().eos) {
             (None, Some(_)) => "eos_token",
             _ => "'<|im_end|>'",
@@ -79,13 +82,27 @@ impl ChatTemplate {
         Self::new(&source, tokenizer.special().clone(), now)
     }
 
-    /// The time that is written into chats; empty where the template does not ask for it.
+    /// What the template may write of the time; empty where it does not ask for it. Two times that it writes alike give
+    /// the same.
     pub fn time_it_tells(&self) -> String {
-        if self.source.contains("strftime_now") {
-            self.now.to_rfc3339()
-        } else {
-            String::new()
+        static FORMAT: LazyLock<Regex> = LazyLock::new(|| {
+            Regex::new(r#"strftime_now\(\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*\)"#)
+                .expect("the pattern is valid")
+        });
+        let formats: Vec<&str> = FORMAT
+            .captures_iter(&self.source)
+            .filter_map(|call| Some(call.get(1).or(call.get(2))?.as_str()))
+            .collect();
+        let asks = self.source.matches("strftime_now").count();
+        let tests = self.source.matches("strftime_now is defined").count();
+        if formats.len() + tests < asks {
+            // Formats that are not known before: the time as a whole.
+            return self.now.to_rfc3339();
         }
+        let told = formats.into_iter().map(|format| strftime(self.now, format));
+        told.map(Result::unwrap_or_default)
+            .collect::<Vec<_>>()
+            .join("\n")
     }
 
     /// The template's source.
@@ -141,11 +158,31 @@ fn without_generation_marks(source: &str) -> String {
     CLOSE.replace_all(&opened, "{%$1 endif $2%}").into_owned()
 }
 
+/// A backslash at a line's end inside a text joins the lines in Python, and thus in Jinja.
+fn without_joined_lines(source: &str) -> String {
+    static CODE: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"(?s)\{\{.*?\}\}|\{%.*?%\}").expect("the pattern is valid"));
+    static TEXT: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r#"(?s)'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*""#).expect("the pattern is valid")
+    });
+    static ESCAPE: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"(?s)\\.").expect("the pattern is valid"));
+    let join = |text: &Captures<'_>| {
+        let escape = |found: &Captures<'_>| match &found[0] {
+            "\\\n" => String::new(),
+            other => other.to_owned(),
+        };
+        ESCAPE.replace_all(&text[0], escape).into_owned()
+    };
+    let code = |code: &Captures<'_>| TEXT.replace_all(&code[0], join).into_owned();
+    CODE.replace_all(source, code).into_owned()
+}
+
 fn raise_exception(message: &str) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
 }
 
-fn strftime(now: DateTime<Local>, format: &str) -> Result<String, Error> {
+fn strftime(now: DateTime<FixedOffset>, format: &str) -> Result<String, Error> {
     let mut text = String::new();
     write!(text, "{}", now.format(format)).map_err(|_| {
         Error::new(

@@ -255,6 +255,101 @@ fn g088_control_strings_in_content_change_no_turn() {
     assert!(text.ends_with("<|eot_id|>no"), "{text}");
 }
 
+/// A tokenizer that knows thoughts and control tokens which its file does not call special.
+fn thinking_tokenizer() -> Tokenizer {
+    use crate::tokenizer::testing::{CONTROL, build, bytes_json};
+    let all = [
+        &CONTROL[..],
+        &[
+            "<think>",
+            "</think>",
+            "<|fim_prefix|>",
+            "<|User|>",
+            "<|Assistant|>",
+        ],
+    ]
+    .concat();
+    let mut json = bytes_json(&all, serde_json::Value::Null);
+    for token in &mut json["added_tokens"].as_array_mut().unwrap()[CONTROL.len()..] {
+        token["special"] = false.into();
+    }
+    build(&json, "<s>", "</s>")
+}
+
+#[test]
+fn thoughts_are_tokens_in_answers_and_text_in_questions() {
+    let chat = chat(thinking_tokenizer(), THINKING);
+    let turns = [
+        user("<think>|<|fim_prefix|>"),
+        assistant("<think>\nhm\n</think>\n\nok<|im_end|>"),
+    ];
+    let encoded = chat.encode(&turns, |_| true).unwrap();
+    let count = |id: u32| encoded.ids.iter().filter(|found| **found == id).count();
+    assert_eq!((count(265), count(266), count(267)), (1, 1, 0));
+    assert_eq!(count(260), 2, "the answer ends no turn by itself");
+    let text = chat.tokenizer().decode(&encoded.ids).unwrap();
+    assert_eq!(
+        text,
+        "user\n<think>|<|fim_prefix|>\nassistant\n<think>\nhm\n</think>\n\nok<|im_end|>\n"
+    );
+}
+
+#[test]
+fn tokens_that_frame_turns_are_control_tokens_whatever_the_file_calls_them() {
+    let deepseek = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|User|>' + m.content }}\
+        {% elif m.role == 'assistant' %}{{ '<|Assistant|>' + m.content + eos_token }}{% else %}{{ m.content }}{% endif %}\
+        {% endfor %}{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}";
+    let chat = chat(thinking_tokenizer(), deepseek);
+    let turns = [user("a"), assistant("<|User|>b<think>")];
+    let encoded = chat.encode(&turns, |_| true).unwrap();
+    assert_eq!(encoded.ids.iter().filter(|id| **id == 268).count(), 1);
+    assert_eq!(encoded.ids.iter().filter(|id| **id == 265).count(), 1);
+    let prompt = chat.encode_prompt(&turns[..1]).unwrap();
+    assert_eq!(
+        chat.tokenizer().decode(&prompt).unwrap(),
+        "a<think>\n",
+        "the frame is no text, and a thought's begin is"
+    );
+}
+
+#[test]
+fn the_digest_goes_by_the_day_that_a_template_tells_and_not_by_the_second() {
+    let digest = |template: &str, seconds: i64| {
+        let now = now() + chrono::TimeDelta::seconds(seconds);
+        let chat = Chat::new(bytes(), Some(template), now).unwrap();
+        chat.digest().unwrap()
+    };
+    let day = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y') }}{% endif %}";
+    assert_eq!(digest(day, 0), digest(day, 60));
+    assert_ne!(digest(day, 0), digest(day, 86_400));
+    let unknown = "{% set f = '%d' %}{{ strftime_now(f) }}";
+    assert_ne!(digest(unknown, 0), digest(unknown, 60));
+}
+
+#[test]
+fn a_template_is_told_the_time_in_the_zone_that_is_given() {
+    let late = DateTime::parse_from_rfc3339("2026-11-30T23:30:00-11:00").unwrap();
+    let template = ChatTemplate::new(
+        "{{ strftime_now('%d %H') }}",
+        SpecialTokens::default(),
+        late,
+    );
+    assert_eq!(
+        template.unwrap().render(&[user("x")], false).unwrap(),
+        "30 23"
+    );
+}
+
+#[test]
+fn a_backslash_at_a_lines_end_inside_a_text_joins_the_lines() {
+    let render = |source: &str| {
+        let template = ChatTemplate::new(source, SpecialTokens::default(), now().into());
+        template.unwrap().render(&[user("x")], false).unwrap()
+    };
+    assert_eq!(render("{{ 'a.\\\nb' }}\\\nc"), "a.b\\\nc");
+    assert_eq!(render("{{ 'a\\\\\nb' }}"), "a\\\nb");
+}
+
 #[test]
 fn a_template_may_refuse_a_chat_and_its_words_are_passed_on() {
     let error = chat(bytes(), LLAMA2)
@@ -277,7 +372,7 @@ fn what_transformers_gives_to_templates_is_there() {
             eos: Some("</s>".into()),
             ..SpecialTokens::default()
         };
-        ChatTemplate::new(source, special, now())
+        ChatTemplate::new(source, special, now().into())
             .unwrap()
             .render(&[user("a \"q\" é <b>")], false)
             .unwrap()
@@ -320,9 +415,13 @@ fn what_transformers_gives_to_templates_is_there() {
 fn a_template_that_does_not_end_is_stopped() {
     let source =
         "{% for a in range(10000) %}{% for b in range(10000) %}{{ b }}{% endfor %}{% endfor %}";
-    let template = ChatTemplate::new(source, SpecialTokens::default(), now()).unwrap();
+    let template = ChatTemplate::new(source, SpecialTokens::default(), now().into()).unwrap();
     assert!(template.render(&[user("x")], false).is_err());
-    let bad_format =
-        ChatTemplate::new("{{ strftime_now('%Q') }}", SpecialTokens::default(), now()).unwrap();
+    let bad_format = ChatTemplate::new(
+        "{{ strftime_now('%Q') }}",
+        SpecialTokens::default(),
+        now().into(),
+    )
+    .unwrap();
     assert!(bad_format.render(&[user("x")], false).is_err());
 }

@@ -11,7 +11,8 @@
 //! | `manifest.json` | names, sizes and digests of the others; written last, so its presence means that all are there |
 //!
 //! It is written aside, synced and renamed. A crash in the middle of saving leaves the checkpoints
-//! before it as they are, and at most a folder whose name begins with a dot, which the next save removes.
+//! before it as they are, and at most folders whose names begin with a dot: one in the making, which the next save removes,
+//! and one that was being replaced, which is put back where its place is empty.
 
 mod exact;
 mod manifest;
@@ -38,6 +39,8 @@ pub const TRAINER_STATE: &str = "trainer_state.json";
 
 /// Folders in the making begin with this.
 const ASIDE: &str = ".saving-";
+/// Folders that are being replaced begin with this.
+const REPLACED: &str = ".replaced-";
 
 /// Writes a folder `name` in `parent`: `write` puts its files into a folder aside, which then takes its
 /// place. A folder of that name that is there already is replaced.
@@ -98,6 +101,23 @@ fn remove_left_over(parent: &Path) -> io::Result<()> {
             fs::remove_dir_all(entry.path())?;
         }
     }
+    put_back(parent)
+}
+
+/// Puts folders back that a crash left without a successor, and removes those that have one.
+fn put_back(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str().and_then(|name| name.strip_prefix(REPLACED)) else {
+            continue;
+        };
+        let place = parent.join(name);
+        match place.exists() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => rename_durably(&entry.path(), &place)?,
+        }
+    }
     Ok(())
 }
 
@@ -112,7 +132,8 @@ fn replace(aside: &Path, place: &Path) -> io::Result<()> {
     if !place.exists() {
         return rename_durably(aside, place);
     }
-    let old = aside.with_file_name(format!("{ASIDE}old"));
+    let name = place.file_name().unwrap_or_default().to_string_lossy();
+    let old = place.with_file_name(format!("{REPLACED}{name}"));
     fs::rename(place, &old)?;
     rename_durably(aside, place)?;
     fs::remove_dir_all(old)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::Manifest;
+use super::{Manifest, put_back};
 use crate::EngineError;
 
 /// The newest complete checkpoint of a folder, and why newer ones were passed over.
@@ -15,12 +15,16 @@ pub struct Newest {
     pub passed_over: Vec<String>,
 }
 
-/// Looks through the `step-N` folders of `folder` from the highest number down.
+/// Looks through the `step-N` folders of `folder` from the highest number down. One that a crash caught while it was
+/// replaced is put back first, so nothing may be saved there meanwhile.
 ///
 /// # Errors
 /// [`EngineError::Io`] where the folder cannot be read.
 pub fn newest_complete(folder: &Path) -> Result<Newest, EngineError> {
     let mut newest = Newest::default();
+    if folder.exists() {
+        put_back(folder).map_err(|error| EngineError::io("write", folder, error))?;
+    }
     for (_, path) in step_folders(folder)?.into_iter().rev() {
         match Manifest::check(&path) {
             Ok(()) => {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -117,7 +117,7 @@ pub struct RunIdentity {
 
 impl TrainerState {
     /// The state before the first step. `chat_time` is what chat templates are told to be the time.
-    pub fn new(chat_time: DateTime<Local>, run: RunIdentity) -> Self {
+    pub fn new(chat_time: impl Into<DateTime<FixedOffset>>, run: RunIdentity) -> Self {
         Self {
             step: 0,
             updates: 0,
@@ -132,7 +132,7 @@ impl TrainerState {
             evaluations: Evaluations::default(),
             micro_batch_size: None,
             saves_memory: false,
-            chat_time: chat_time.to_rfc3339(),
+            chat_time: chat_time.into().to_rfc3339(),
             run,
         }
     }

@@ -111,6 +111,22 @@ fn what_a_crash_left_aside_is_removed_by_the_next_save() {
 }
 
 #[test]
+fn g075_a_checkpoint_that_a_crash_caught_while_it_was_replaced_is_put_back() {
+    let parent = tempfile::tempdir().unwrap();
+    let folder = save(parent.path(), 7);
+    let aside = parent.path().join(".replaced-step-7");
+    fs::rename(&folder, &aside).unwrap();
+    let newest = newest_complete(parent.path()).unwrap();
+    assert_eq!(newest.folder.as_deref(), Some(folder.as_path()));
+    fs::rename(&folder, &aside).unwrap();
+    save(parent.path(), 8);
+    assert_eq!(names(parent.path()), ["step-7", "step-8"]);
+    fs::create_dir(&aside).unwrap();
+    save(parent.path(), 7);
+    assert_eq!(names(parent.path()), ["step-7", "step-8"]);
+}
+
+#[test]
 fn only_the_newest_checkpoints_are_kept_by_number() {
     let parent = tempfile::tempdir().unwrap();
     for step in [2, 10, 9, 100] {

@@ -72,10 +72,10 @@ impl RowEncoder<'_> {
             Row::PromptCompletion { prompt, completion } => {
                 self.texts(text(prompt), text(completion))?
             }
-            Row::Text(text) => self.texts("", text)?,
+            Row::Text(text) => self.texts(text, "")?,
         };
         match (self.train_on, row) {
-            (TrainOn::All, _) => example.trained.fill(true),
+            (TrainOn::All, _) | (TrainOn::Auto, Row::Text(_)) => example.trained.fill(true),
             (TrainOn::Assistant | TrainOn::Completion, Row::Text(_)) => example.trained.fill(false),
             _ => {}
         }
@@ -125,11 +125,7 @@ impl RowEncoder<'_> {
 
     /// A chat; answers at index `from` and later are to be learned.
     fn turns(&self, turns: &[Turn], from: usize) -> Result<Example, EngineError> {
-        let within_reach = turns.iter().map(|turn| Turn {
-            role: turn.role,
-            content: self.within_reach(&turn.content).to_owned(),
-        });
-        let within_reach: Vec<Turn> = within_reach.collect();
+        let within_reach = self.turns_within_reach(turns);
         let encoded = self.chat.encode(&within_reach, |index| index >= from)?;
         Ok(Example {
             ids: encoded.ids,
@@ -138,11 +134,33 @@ impl RowEncoder<'_> {
         })
     }
 
+    /// The beginning of a chat that can matter to a row of `max_length` tokens: a turn has at least one token. Two
+    /// rounds more are kept, for templates that render the last ones otherwise.
+    fn turns_within_reach(&self, turns: &[Turn]) -> Vec<Turn> {
+        const LAST_TURNS: usize = 4;
+        let (mut kept, mut bytes) = (Vec::new(), 0);
+        for turn in turns
+            .iter()
+            .take(self.max_length.saturating_add(LAST_TURNS))
+        {
+            let content = self.within_reach(&turn.content).to_owned();
+            bytes += content.len();
+            kept.push(Turn {
+                role: turn.role,
+                content,
+            });
+            if bytes >= self.bytes_within_reach() {
+                break;
+            }
+        }
+        kept
+    }
+
     /// Two texts, tokenised as one, and the token that ends a text; all behind `prompt` is to be learned.
     fn texts(&self, prompt: &str, completion: &str) -> Result<Example, EngineError> {
         let tokenizer = self.chat.tokenizer();
         let whole = format!("{prompt}{completion}");
-        let tokens = tokenizer.encode_text(self.within_reach(&whole))?;
+        let tokens = tokenizer.encode_completion(self.within_reach(&whole), prompt.len())?;
         let mut example = Example {
             truncated: self.within_reach(&whole) != whole,
             ..Example::default()
@@ -158,7 +176,11 @@ impl RowEncoder<'_> {
 
     /// The beginning of a text that can matter to a row of `max_length` tokens.
     fn within_reach<'t>(&self, text: &'t str) -> &'t str {
-        &text[..text.floor_char_boundary(self.max_length.saturating_mul(BYTES_A_TOKEN))]
+        &text[..text.floor_char_boundary(self.bytes_within_reach())]
+    }
+
+    fn bytes_within_reach(&self) -> usize {
+        self.max_length.saturating_mul(BYTES_A_TOKEN)
     }
 }
 
@@ -340,6 +362,34 @@ mod tests {
             "prompt": "p".repeat(encoder_reach), "completion": "c"
         });
         assert!(encode(&pair.to_string(), TrainOn::Auto, 4).truncated);
+    }
+
+    #[test]
+    fn g065_a_chat_of_very_many_turns_is_cut_to_those_within_reach() {
+        let round = [
+            serde_json::json!({"role": "user", "content": "a"}),
+            serde_json::json!({"role": "assistant", "content": "b"}),
+        ];
+        let messages = |rounds: usize| {
+            let turns = round.iter().cycle().take(2 * rounds).collect::<Vec<_>>();
+            serde_json::json!({ "messages": turns }).to_string()
+        };
+        let (short, long) = (messages(40), messages(20_000));
+        let row = parse_row(long.as_bytes()).unwrap();
+        let Row::Messages(turns) = &row else {
+            panic!("a chat");
+        };
+        let chat = chat();
+        let encoder = RowEncoder {
+            chat: &chat,
+            train_on: TrainOn::Auto,
+            max_length: 64,
+            vocab_size: 265,
+        };
+        assert!(encoder.turns_within_reach(turns).len() < 100);
+        let example = encoder.encode(&row).unwrap();
+        assert!(example.truncated);
+        assert_eq!(example, encode(&short, TrainOn::Auto, 64));
     }
 
     #[test]

@@ -157,7 +157,7 @@ fn steps(examples: &Examples, config: &TrainingConfig) -> (u64, u64) {
     }
     let rows = (0..examples.len() as u32).collect();
     let order = Order::new(examples, rows, config);
-    (order.epoch(0).len() as u64, order.steps_per_epoch())
+    (order.epoch(0).count() as u64, order.steps_per_epoch())
 }
 
 #[derive(Debug, Default)]
@@ -185,6 +185,9 @@ impl Counts {
         let encoded: Vec<_> = device::run(|| {
             let encode = |record: &Record| {
                 let row = record.row().ok()?;
+                if !row.is_trainable(encoder.train_on) {
+                    return Some(Ok(Vec::new()));
+                }
                 Some(match &row {
                     Row::Text(text) if format == DatasetFormat::Text => RowEncoder {
                         max_length: cut,
@@ -299,23 +302,33 @@ mod tests {
         assert_eq!((figures.examples, figures.dropped_rows), (4, 1));
         assert_eq!((figures.truncated_rows, figures.truncated_tokens), (1, 11));
         let lengths = figures.lengths.unwrap();
-        assert_eq!((lengths.min, lengths.median, lengths.max), (1, 4, 21));
+        assert_eq!((lengths.min, lengths.median, lengths.max), (4, 4, 21));
         assert_eq!((lengths.p90, lengths.p99), (21, 21));
         let classes: Vec<_> = lengths
             .histogram
             .iter()
             .map(|class| (class.from, class.to, class.rows))
             .collect();
-        assert_eq!(
-            classes,
-            [(0, 1, 1), (2, 3, 0), (4, 7, 2), (8, 15, 1), (16, 31, 1)]
-        );
+        assert_eq!(classes, [(4, 7, 2), (8, 15, 1), (16, 31, 1)]);
         // Inputs: 3 + 3 + 8 + 9; the pair's first target is the second letter of its prompt.
         assert_eq!((figures.tokens, figures.trained_tokens), (23, 22));
         assert!((figures.masked_share - 1.0 / 23.0).abs() < 1e-12);
         // 9, 8 and 3 + 3 of 10 places each.
         assert_eq!((figures.sequences, figures.steps_per_epoch), (3, 2));
         assert!((figures.packing_efficiency - 23.0 / 30.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn g069_rows_that_training_drops_are_not_counted_as_examples() {
+        let file = concat!(
+            r#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":" "}]}"#,
+            "\n",
+            r#"{"prompt":"a","completion":" "}"#,
+            "\n",
+            r#"{"text":"abc"}"#,
+        );
+        let figures = figures(file, DatasetFormat::Jsonl);
+        assert_eq!((figures.examples, figures.dropped_rows), (1, 2));
     }
 
     #[test]

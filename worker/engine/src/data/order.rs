@@ -3,6 +3,8 @@
 //! The order is a function of the seed and the epoch alone, so a resumed run needs to know no more
 //! than its step to go on exactly where it stopped.
 
+use std::ops::Range;
+
 use trainyard_shared::training::TrainingConfig;
 
 use super::Examples;
@@ -23,7 +25,29 @@ pub struct Order {
 }
 
 /// The sequences of one epoch, each a list of rows.
-pub type Sequences = Vec<Vec<u32>>;
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sequences {
+    /// The rows of all sequences, one sequence behind the other.
+    rows: Vec<u32>,
+    /// By sequence, how many of `rows` lie up to its end.
+    ends: Vec<u32>,
+}
+
+impl Sequences {
+    /// How many sequences there are.
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The rows of some sequences.
+    pub fn rows(&self, sequences: Range<usize>) -> &[u32] {
+        let end_before = |sequence: usize| match sequence {
+            0 => 0,
+            sequence => self.ends[sequence - 1] as usize,
+        };
+        &self.rows[end_before(sequences.start)..end_before(sequences.end)]
+    }
+}
 
 impl Order {
     /// The order for these `rows` of the examples by this config. There must be at least one row.
@@ -43,7 +67,7 @@ impl Order {
             steps_per_epoch: 0,
         };
         // Packing depends on the rows' lengths alone, so every epoch has as many steps.
-        let sequences = order.epoch(0).len();
+        let sequences = order.epoch(0).count();
         order.steps_per_epoch = sequences.div_ceil(order.sequences_per_step) as u64;
         order
     }
@@ -66,30 +90,63 @@ impl Order {
         let mut random = Random::new(self.seed, &format!("order of epoch {epoch}"));
         let mut places: Vec<u32> = (0..self.rows.len() as u32).collect();
         random.shuffle(&mut places);
-        let mut sequences: Sequences = if self.packing {
-            self.pack(places)
-        } else {
-            places.into_iter().map(|place| vec![place]).collect()
+        let (sequence_of, count) = match self.packing {
+            true => self.pack(&mut places),
+            false => ((0..places.len() as u32).collect(), places.len()),
         };
-        random.shuffle(&mut sequences);
-        for place in sequences.iter_mut().flatten() {
-            *place = self.rows[*place as usize];
+        let mut order: Vec<u32> = (0..count as u32).collect();
+        random.shuffle(&mut order);
+        self.laid_out(&places, &sequence_of, &order)
+    }
+
+    /// The rows at `places` one sequence behind the other, as `order` says. `sequence_of` each of `places` says which
+    /// one it belongs to.
+    fn laid_out(&self, places: &[u32], sequence_of: &[u32], order: &[u32]) -> Sequences {
+        let mut rank = vec![0; order.len()];
+        for (position, sequence) in order.iter().enumerate() {
+            rank[*sequence as usize] = position;
         }
-        sequences
+        // First each sequence's rows are counted, then `ends` runs from its start to its end.
+        let mut ends = vec![0_u32; order.len() + 1];
+        for sequence in sequence_of {
+            ends[rank[*sequence as usize] + 1] += 1;
+        }
+        for index in 1..ends.len() {
+            ends[index] += ends[index - 1];
+        }
+        let mut rows = vec![0; places.len()];
+        for (place, sequence) in places.iter().zip(sequence_of) {
+            let next = &mut ends[rank[*sequence as usize]];
+            rows[*next as usize] = self.rows[*place as usize];
+            *next += 1;
+        }
+        ends.pop();
+        Sequences { rows, ends }
     }
 
     /// The sequences of an epoch that belong to the step at `place` in it.
-    pub fn step<'a>(&self, epoch: &'a Sequences, place: u64) -> &'a [Vec<u32>] {
+    pub fn step(&self, epoch: &Sequences, place: u64) -> Range<usize> {
         let start = place as usize * self.sequences_per_step;
-        &epoch[start..(start + self.sequences_per_step).min(epoch.len())]
+        start..(start + self.sequences_per_step).min(epoch.count())
     }
 
     /// A step's micro-batches, as lists of rows: of the config's batch size, each of them cut into parts of at most
     /// `micro_batch_size` sequences.
-    pub fn micro_batches(&self, step: &[Vec<u32>], micro_batch_size: usize) -> Vec<Vec<u32>> {
-        step.chunks(self.batch_size)
-            .flat_map(|batch| batch.chunks(micro_batch_size))
-            .map(<[_]>::concat)
+    pub fn micro_batches(
+        &self,
+        epoch: &Sequences,
+        step: Range<usize>,
+        micro_batch_size: usize,
+    ) -> Vec<Vec<u32>> {
+        let part = |range: Range<usize>, size: usize| {
+            let end = range.end;
+            range
+                .step_by(size)
+                .map(move |start| start..(start + size).min(end))
+        };
+        part(step, self.batch_size)
+            .flat_map(|batch| part(batch, micro_batch_size))
+            .map(|sequences| epoch.rows(sequences).to_vec())
             .collect()
     }
 
@@ -105,39 +162,54 @@ impl Order {
         longest.map(|length| *length as usize).sum()
     }
 
-    /// First fit, longest rows first: each row goes into the first sequence that has room for it.
-    fn pack(&self, mut rows: Vec<u32>) -> Vec<Vec<u32>> {
+    /// First fit, longest rows first: each row goes into the first sequence that has room for it. Puts `rows` into that
+    /// order; gives the sequence of each, and how many there are.
+    fn pack(&self, rows: &mut [u32]) -> (Vec<u32>, usize) {
         rows.sort_by_key(|row| std::cmp::Reverse(self.lengths[*row as usize]));
-        let mut room = Room::new(rows.len(), self.max_length);
-        let mut sequences: Vec<Vec<u32>> = Vec::new();
-        for row in rows {
-            let place = room.take(self.lengths[row as usize]);
-            if place == sequences.len() {
-                sequences.push(Vec::new());
-            }
-            sequences[place].push(row);
-        }
-        sequences
+        let mut room = Room::new(self.max_length);
+        let take = |row: &u32| room.take(self.lengths[*row as usize]) as u32;
+        let sequence_of: Vec<u32> = rows.iter().map(take).collect();
+        let count = sequence_of
+            .iter()
+            .max()
+            .map_or(0, |last| *last as usize + 1);
+        (sequence_of, count)
     }
 }
 
-/// How much room each sequence has left: a tree whose nodes hold the most room below them.
+/// How much room each sequence has left: a tree whose nodes hold the most room below them. It grows with the sequences.
 struct Room {
+    room: u32,
     leaves: usize,
     most: Vec<u32>,
 }
 
 impl Room {
-    fn new(sequences: usize, room: u32) -> Self {
-        let leaves = sequences.next_power_of_two();
+    fn new(room: u32) -> Self {
         Self {
-            leaves,
-            most: vec![room; 2 * leaves],
+            room,
+            leaves: 1,
+            most: vec![room; 2],
         }
     }
 
-    /// The first sequence with room for `length`, which it takes. One of them must have room.
+    /// Twice as many sequences, the new ones empty.
+    fn grow(&mut self) {
+        let before = std::mem::take(&mut self.most);
+        let old = &before[self.leaves..];
+        self.leaves *= 2;
+        self.most = vec![self.room; 2 * self.leaves];
+        self.most[self.leaves..self.leaves + old.len()].copy_from_slice(old);
+        for node in (1..self.leaves).rev() {
+            self.most[node] = self.most[2 * node].max(self.most[2 * node + 1]);
+        }
+    }
+
+    /// The first sequence with room for `length`, which it takes; no more than a sequence has.
     fn take(&mut self, length: u32) -> usize {
+        while self.most[1] < length {
+            self.grow();
+        }
         let mut node = 1;
         while node < self.leaves {
             node = if self.most[2 * node] >= length {
@@ -187,7 +259,7 @@ mod tests {
     }
 
     fn sorted(epoch: &Sequences) -> Vec<u32> {
-        let mut rows = epoch.concat();
+        let mut rows = epoch.rows.clone();
         rows.sort_unstable();
         rows
     }
@@ -200,7 +272,7 @@ mod tests {
         let epoch = order.epoch(0);
         let sizes = |place, micro_batch_size| {
             let step = order.step(&epoch, place);
-            let micro_batches = order.micro_batches(step, micro_batch_size);
+            let micro_batches = order.micro_batches(&epoch, step, micro_batch_size);
             micro_batches.iter().map(Vec::len).collect::<Vec<_>>()
         };
         assert_eq!((sizes(0, 4), sizes(1, 4)), (vec![4, 4], vec![2]));
@@ -227,8 +299,18 @@ mod tests {
             assert_eq!(sorted(&second), (0..50).collect::<Vec<_>>());
             assert_ne!(first, second);
             assert_eq!(first, order.epoch(0), "the same again");
-            assert_eq!(first.len(), second.len());
+            assert_eq!(first.count(), second.count());
         }
+    }
+
+    #[test]
+    fn a_sequence_keeps_its_rows_whatever_the_number_of_sequences() {
+        // Longer than half a sequence: one row each, so the tree of rooms grows many times.
+        let order = order(&[6; 1000], true, 1, 1);
+        let epoch = order.epoch(0);
+        assert_eq!(epoch.count(), 1000);
+        assert!((0..1000).all(|index| epoch.rows(index..index + 1).len() == 1));
+        assert_eq!(sorted(&epoch), (0..1000).collect::<Vec<_>>());
     }
 
     #[test]
@@ -236,13 +318,14 @@ mod tests {
         let lengths: Vec<usize> = (0..200).map(|i| 1 + (i * 7) % 10).collect();
         let order = order(&lengths, true, 1, 1);
         let sequences = order.epoch(3);
-        let tokens = |rows: &Vec<u32>| rows.iter().map(|row| lengths[*row as usize]).sum::<usize>();
-        assert!(sequences.iter().all(|rows| tokens(rows) <= 10));
+        let tokens = |rows: &[u32]| rows.iter().map(|row| lengths[*row as usize]).sum::<usize>();
+        let each = (0..sequences.count()).map(|index| sequences.rows(index..index + 1));
+        assert!(each.clone().all(|rows| tokens(rows) <= 10));
         let least = lengths.iter().sum::<usize>().div_ceil(10);
         assert!(
-            sequences.len() <= least + least / 10,
+            sequences.count() <= least + least / 10,
             "{} sequences, {least} would be perfect",
-            sequences.len()
+            sequences.count()
         );
     }
 
@@ -253,7 +336,9 @@ mod tests {
             let order = order(&lengths, packing, 4, 1);
             for micro_batch_size in 1..=4 {
                 let most = order.most_tokens(micro_batch_size);
-                let micro_batches = order.micro_batches(&order.epoch(1), micro_batch_size);
+                let epoch = order.epoch(1);
+                let all = 0..epoch.count();
+                let micro_batches = order.micro_batches(&epoch, all, micro_batch_size);
                 let tokens = |rows: &Vec<u32>| {
                     let lengths = rows.iter().map(|row| lengths[*row as usize]);
                     lengths.sum::<usize>()
@@ -278,6 +363,9 @@ mod tests {
     #[test]
     fn first_fit_goes_by_falling_length() {
         // 6 + 4, 5 + 5, 3 + 3 + 3: in another order four sequences would be needed.
-        assert_eq!(order(&[3, 5, 4, 3, 6, 5, 3], true, 1, 1).epoch(0).len(), 3);
+        assert_eq!(
+            order(&[3, 5, 4, 3, 6, 5, 3], true, 1, 1).epoch(0).count(),
+            3
+        );
     }
 }

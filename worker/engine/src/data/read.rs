@@ -15,7 +15,10 @@ use super::{Example, Examples, RowEncoder, TokenCache};
 use crate::{EngineError, device, files};
 
 /// To be raised whenever the same row and settings give other tokens than before: cached tokens are then made anew.
-const ENCODING_VERSION: u32 = 1;
+const ENCODING_VERSION: u32 = 2;
+
+/// So many records are encoded before it is asked again whether the run was stopped.
+const RECORDS_AT_ONCE: usize = 64;
 
 /// A data set on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,7 +79,7 @@ pub struct DatasetReport {
 
 /// The rows of a data set as tokens: from `cache` where the same have been made before, else read and put there.
 ///
-/// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked between blocks, and when it says so, the outcome is an
+/// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked every few records, and when it says so, the outcome is an
 /// error that nobody needs to see.
 ///
 /// # Errors
@@ -165,10 +168,12 @@ impl BlockReader<'_, '_> {
     ) -> Result<DatasetReport, EngineError> {
         let before = identity(data)?;
         for block in Blocks::open(data)? {
-            if is_stopped() {
-                return Err(EngineError::InvalidData("stopped".to_owned()));
+            for records in block?.chunks(RECORDS_AT_ONCE) {
+                if is_stopped() {
+                    return Err(EngineError::InvalidData("stopped".to_owned()));
+                }
+                self.take(records)?;
             }
-            self.take(&block?)?;
         }
         if identity(data)? != before {
             let message = "the file was changed while it was read";
@@ -177,15 +182,15 @@ impl BlockReader<'_, '_> {
         self.finish()
     }
 
-    fn take(&mut self, block: &[Record]) -> Result<(), EngineError> {
+    fn take(&mut self, records: &[Record]) -> Result<(), EngineError> {
         let (encoder, format) = (self.encoder, self.format);
         let outcomes: Vec<_> = device::run(|| {
-            let records = block.par_iter();
             records
+                .par_iter()
                 .map(|record| outcome(encoder, format, record))
                 .collect()
         });
-        for (record, outcome) in block.iter().zip(outcomes) {
+        for (record, outcome) in records.iter().zip(outcomes) {
             match outcome {
                 Outcome::Encoded(examples) => {
                     let mut is_kept = false;
@@ -238,7 +243,7 @@ impl BlockReader<'_, '_> {
 fn outcome(encoder: &RowEncoder<'_>, format: DatasetFormat, record: &Record) -> Outcome {
     let encoded = match record.row() {
         Err(problem) => return Outcome::Bad(problem.to_string()),
-        Ok(row) if !row.is_trainable() => return Outcome::Dropped,
+        Ok(row) if !row.is_trainable(encoder.train_on) => return Outcome::Dropped,
         Ok(Row::Text(text)) if format == DatasetFormat::Text => encoder.encode_document(&text),
         Ok(row) => encoder.encode(&row).map(|example| vec![example]),
     };
@@ -438,6 +443,46 @@ mod tests {
         let error = read(format!("{user_only}{empty}").as_bytes(), 0).unwrap_err();
         assert!(error.contains("no trainable tokens"), "{error}");
         assert!(read(b"", 0).unwrap_err().contains("no trainable tokens"));
+    }
+
+    #[test]
+    fn a_stop_is_heeded_within_a_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataFile::by_name(folder.path().join("rows.jsonl"));
+        fs::write(&data.path, "{\"text\":\"abc\"}\n".repeat(1000)).unwrap();
+        let chat = Chat::new(bytes(), None, Local::now()).unwrap();
+        let encoder = RowEncoder {
+            chat: &chat,
+            train_on: TrainOn::All,
+            max_length: 64,
+            vocab_size: 265,
+        };
+        let asked = std::cell::Cell::new(0);
+        let is_stopped = || {
+            asked.set(asked.get() + 1);
+            asked.get() > 3
+        };
+        let cache = TokenCache::new(folder.path().join("tokens"));
+        assert!(read_examples(&data, &encoder, 0, &cache, &is_stopped).is_err());
+        assert_eq!(asked.get(), 4);
+    }
+
+    #[test]
+    fn all_trains_on_rows_without_an_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataFile::by_name(folder.path().join("rows.jsonl"));
+        let question = "{\"messages\":[{\"role\":\"user\",\"content\":\"abc\"}]}";
+        fs::write(&data.path, question).unwrap();
+        let chat = Chat::new(bytes(), None, Local::now()).unwrap();
+        let encoder = RowEncoder {
+            chat: &chat,
+            train_on: TrainOn::All,
+            max_length: 64,
+            vocab_size: 265,
+        };
+        let cache = TokenCache::new(folder.path().join("tokens"));
+        let (_, report) = read_examples(&data, &encoder, 0, &cache, &|| false).unwrap();
+        assert_eq!((report.examples, report.trained_tokens), (1, report.tokens));
     }
 
     #[test]

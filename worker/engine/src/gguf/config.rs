@@ -32,6 +32,8 @@ pub(super) fn model_config(structure: &Structure, file: &[u8]) -> Result<ModelCo
     let hidden_size = model.count("embedding_length")?;
     let num_attention_heads = model.count("attention.head_count")?;
     let num_hidden_layers = model.count("block_count")?;
+    ModelConfig::check_layers(num_hidden_layers)
+        .map_err(|problem| format!("{}: {problem}", model.key("block_count")))?;
     let head_dim = match model.optional_count("attention.key_length")? {
         Some(width) => width,
         None => hidden_size.checked_div(num_attention_heads).unwrap_or(0),

@@ -434,3 +434,22 @@ fn tokenizers_that_cannot_be_expressed_are_refused_by_name() {
     twice(&mut writer);
     assert!(problem(&writer).contains("stands twice"));
 }
+
+#[test]
+fn g050_a_count_of_layers_beyond_all_models_is_refused_before_anything_is_made_for_them() {
+    let mut writer = GgufWriter::default();
+    writer.string("general.architecture", "llama");
+    for (key, value) in [
+        ("embedding_length", 64),
+        ("attention.head_count", 4),
+        ("block_count", 2_000_000_000),
+        ("attention.sliding_window", 16),
+    ] {
+        writer.u32(&format!("llama.{key}"), value);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, writer.finish()).unwrap();
+    let error = GgufModel::open(&path).unwrap_err().to_string();
+    assert!(error.contains("llama.block_count"), "{error}");
+}

@@ -6,6 +6,18 @@ use crate::ops::attention::Heads;
 /// Widest head that the kernels of attention have room for.
 pub const MAX_HEAD_DIM: usize = 256;
 
+/// Most decoder layers of a model.
+pub const MAX_LAYERS: usize = 1000;
+
+/// Widest residual stream and feed-forward layer of a model.
+const MAX_WIDTH: usize = 1 << 20;
+
+/// Most heads of a layer.
+const MAX_HEADS: usize = 1 << 14;
+
+/// Most tokens that a model knows.
+const MAX_VOCABULARY: usize = 1 << 24;
+
 /// Shape, constants and features of a Llama-family model; names as in Hugging Face's `config.json` where it has them.
 ///
 /// What sets the architectures apart is here as data: nothing that computes asks for the architecture's name.
@@ -268,12 +280,43 @@ impl ModelConfig {
         total as u64
     }
 
-    /// Checks that the numbers fit together.
+    /// That a model has no more layers than any real one; asked before anything is made for each layer.
+    ///
+    /// # Errors
+    /// What is wrong, with the name of the field.
+    pub(crate) fn check_layers(num_hidden_layers: usize) -> Result<(), String> {
+        match num_hidden_layers <= MAX_LAYERS {
+            true => Ok(()),
+            false => Err(format!(
+                "num_hidden_layers is {num_hidden_layers} (at most {MAX_LAYERS})"
+            )),
+        }
+    }
+
+    /// The first number that is above what any real model has.
+    fn above_bounds(&self) -> Option<String> {
+        let bounds = [
+            ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
+            ("vocab_size", self.vocab_size, MAX_VOCABULARY),
+            ("hidden_size", self.hidden_size, MAX_WIDTH),
+            ("intermediate_size", self.intermediate_size, MAX_WIDTH),
+            ("num_attention_heads", self.num_attention_heads, MAX_HEADS),
+            ("num_key_value_heads", self.num_key_value_heads, MAX_HEADS),
+            ("head_dim", self.head_dim, MAX_HEAD_DIM),
+        ];
+        let (name, value, most) = bounds.into_iter().find(|(_, value, most)| value > most)?;
+        Some(format!("a {name} of {value} (at most {most})"))
+    }
+
+    /// Checks that the numbers fit together, and that none is beyond all real models: what is sized by them later stays
+    /// within bounds.
     ///
     /// # Errors
     /// [`EngineError::Unsupported`] naming the first one that does not.
     pub fn validate(&self) -> Result<(), EngineError> {
-        let problem = if [
+        let problem = if let Some(problem) = self.above_bounds() {
+            problem
+        } else if [
             self.vocab_size,
             self.hidden_size,
             self.intermediate_size,
@@ -296,8 +339,6 @@ impl ModelConfig {
             )
         } else if !self.head_dim.is_multiple_of(2) {
             format!("an odd head_dim of {}", self.head_dim)
-        } else if self.head_dim > MAX_HEAD_DIM {
-            format!("a head_dim of {} (at most {MAX_HEAD_DIM})", self.head_dim)
         } else if !(self.rope_theta.is_finite() && self.rope_theta > 0.0) {
             format!("a rope_theta of {}", self.rope_theta)
         } else if let Some(window) = &self.sliding_window

@@ -4,6 +4,10 @@
 //! what people wrote, the same characters are text like any other: [`Tokenizer::as_content`] puts an
 //! invisible mark into them, which keeps the tokenizer from seeing the control token and which its
 //! normaliser drops before the text is cut into ordinary tokens.
+//!
+//! Added tokens that are no control tokens (`<think>`, `<tool_call>`, `<|fim_prefix|>`, …) belong to what
+//! the assistant says: they are tokens in its answers ([`Tokenizer::as_answer`]) and in generated text.
+//! From anybody else they are text too.
 
 mod files;
 mod stream;
@@ -27,6 +31,8 @@ pub struct Tokenizer {
     special: SpecialTokens,
     /// Finds the text of any control token; none where there are no control tokens.
     control: Option<Regex>,
+    /// Finds the text of any added token that has a meaning of its own, control or not.
+    added: Option<Regex>,
     /// What the tokenizer itself puts in front of a text: a BOS token or nothing.
     prefix: Vec<u32>,
 }
@@ -61,25 +67,27 @@ impl Tokenizer {
             inner,
             special,
             control: None,
+            added: None,
             prefix: Vec::new(),
         };
         let named: Vec<String> = tokenizer.special.all().map(str::to_owned).collect();
-        tokenizer.make_control(|token| token.special || named.contains(&token.content))?;
-        let empty = tokenizer.inner.encode("", true).map_err(broken)?;
-        tokenizer.prefix = match (empty.get_ids(), tokenizer.bos()) {
-            ([first, ..], Some(bos)) if *first == bos => vec![bos],
-            _ => Vec::new(),
-        };
+        tokenizer.make_control(&|token| named.contains(&token.content))?;
+        tokenizer.prefix = tokenizer.find_prefix()?;
         Ok(tokenizer)
     }
 
-    /// Makes control tokens of the added tokens that `template` writes by name, whatever the
-    /// tokenizer's file calls them.
+    /// Makes control tokens of these added tokens, whatever the tokenizer's file calls them.
     ///
     /// # Errors
     /// [`EngineError::Tokenizer`] where they cannot be told apart.
-    pub fn protect_template_tokens(&mut self, template: &str) -> Result<(), EngineError> {
-        self.make_control(|token| token.special || template.contains(&token.content))
+    pub fn protect(&mut self, tokens: &[String]) -> Result<(), EngineError> {
+        self.make_control(&|token| tokens.contains(&token.content))
+    }
+
+    /// The added tokens, longest first; of those that are no control tokens only the ones with a meaning.
+    pub fn added_tokens(&self) -> Vec<String> {
+        let tokens = self.tokens_by_length(|token| token.special || has_meaning(&token.content));
+        tokens.into_iter().map(|token| token.content).collect()
     }
 
     /// The tokenizer with the first known of `ids` as its EOS token, where its own files name none.
@@ -95,9 +103,10 @@ impl Tokenizer {
     /// # Errors
     /// [`EngineError::Tokenizer`] where it cannot be.
     pub fn to_text(&self) -> Result<String, EngineError> {
-        let control = self.control.as_ref().map_or("", Regex::as_str);
+        let source = |regex: &Option<Regex>| regex.as_ref().map_or("", Regex::as_str).to_owned();
+        let (control, added) = (source(&self.control), source(&self.added));
         let inner = self.inner.to_string(false).map_err(broken)?;
-        Ok(format!("{:?} {control} {inner}", self.prefix))
+        Ok(format!("{:?} {control} {added} {inner}", self.prefix))
     }
 
     /// The id of a token by its text.
@@ -126,28 +135,20 @@ impl Tokenizer {
         added.get(&id).is_some_and(|token| token.special)
     }
 
-    /// The tokens that the tokenizer puts in front of every text: one BOS or nothing.
+    /// The tokens that the tokenizer puts in front of every text: a BOS token or nothing.
     pub fn prefix(&self) -> &[u32] {
         &self.prefix
     }
 
-    /// `text` such that nothing in it can become a control token once it stands in a rendered chat.
+    /// `text` such that nothing in it can become an added token once it stands in a rendered chat.
     pub fn as_content(&self, text: &str) -> String {
-        let mut content = text.to_owned();
-        let Some(control) = &self.control else {
-            return content;
-        };
-        // Every round breaks what it finds; another one is needed where two finds overlap.
-        while control.is_match(&content) {
-            content = control
-                .replace_all(&content, |found: &Captures<'_>| {
-                    let mut token = found[0].chars();
-                    let first = token.next().map(String::from).unwrap_or_default();
-                    format!("{first}{MARK}{}", token.as_str())
-                })
-                .into_owned();
-        }
-        content
+        broken_up(self.added.as_ref(), text)
+    }
+
+    /// `text`, which the assistant says, such that nothing in it can become a control token once it stands in a
+    /// rendered chat. Other added tokens, as `<think>`, stay tokens.
+    pub fn as_answer(&self, text: &str) -> String {
+        broken_up(self.control.as_ref(), text)
     }
 
     /// The tokens of a text that people wrote, BOS first where the tokenizer adds one, with their
@@ -156,7 +157,25 @@ impl Tokenizer {
     /// # Errors
     /// [`EngineError::Tokenizer`] where the tokenizer fails.
     pub fn encode_text(&self, text: &str) -> Result<Vec<PlacedToken>, EngineError> {
-        let content = self.as_content(text);
+        self.encode_marked(text, &self.as_content(text))
+    }
+
+    /// The same for a text whose first `prompt` bytes people wrote, and whose others the assistant says.
+    ///
+    /// # Errors
+    /// [`EngineError::Tokenizer`] where the tokenizer fails.
+    pub fn encode_completion(
+        &self,
+        text: &str,
+        prompt: usize,
+    ) -> Result<Vec<PlacedToken>, EngineError> {
+        let (prompt, completion) = text.split_at(prompt.min(text.len()));
+        let content = self.as_content(prompt) + completion;
+        self.encode_marked(text, &self.as_answer(&content))
+    }
+
+    /// The tokens of `text`, of which `content` is the form with marks.
+    fn encode_marked(&self, text: &str, content: &str) -> Result<Vec<PlacedToken>, EngineError> {
         let mut tokens: Vec<PlacedToken> = self
             .prefix
             .iter()
@@ -166,11 +185,11 @@ impl Tokenizer {
                 end: 0,
             })
             .collect();
-        tokens.extend(placed(&self.encode(&content)?));
+        tokens.extend(placed(&self.encode(content)?));
         if content.len() != text.len() {
             for token in &mut tokens {
-                token.start -= marks_before(&content, token.start);
-                token.end -= marks_before(&content, token.end);
+                token.start -= marks_before(content, token.start);
+                token.end -= marks_before(content, token.end);
             }
         }
         Ok(tokens)
@@ -196,37 +215,97 @@ impl Tokenizer {
         self.inner.encode(text, false).map_err(broken)
     }
 
-    /// Makes the added tokens that `is_control` picks control tokens: special, found in the text as it
-    /// stands, and broken where they are content.
+    /// Makes the added tokens that are special or that `is_control` picks control tokens. All of them are found in the
+    /// text as it stands from then on.
     fn make_control(
         &mut self,
-        is_control: impl Fn(&AddedToken) -> bool,
+        is_control: &dyn Fn(&AddedToken) -> bool,
     ) -> Result<(), EngineError> {
+        let chosen = |token: &AddedToken| token.special || is_control(token);
+        let tokens = self.tokens_by_length(|token| chosen(token) || has_meaning(&token.content));
+        let tokens: Vec<AddedToken> = tokens
+            .into_iter()
+            .map(|token| {
+                let special = chosen(&token);
+                token.normalized(false).special(special)
+            })
+            .collect();
+        self.added = any_of(tokens.iter())?;
+        self.control = any_of(tokens.iter().filter(|token| token.special))?;
+        self.inner.add_tokens(tokens).map_err(broken)?;
+        Ok(())
+    }
+
+    /// The added tokens of at least two characters that `is_wanted` picks, longest first.
+    fn tokens_by_length(&self, is_wanted: impl Fn(&AddedToken) -> bool) -> Vec<AddedToken> {
         let mut tokens: Vec<AddedToken> = self
             .inner
             .get_added_tokens_decoder()
             .into_values()
-            .filter(|token| token.content.chars().nth(1).is_some() && is_control(token))
+            .filter(|token| token.content.chars().nth(1).is_some() && is_wanted(token))
             .collect();
         tokens.sort_by(|a, b| (b.content.len(), &a.content).cmp(&(a.content.len(), &b.content)));
-        self.control = if tokens.is_empty() {
-            None
-        } else {
-            let texts: Vec<String> = tokens
-                .iter()
-                .map(|token| regex::escape(&token.content))
-                .collect();
-            Some(
-                Regex::new(&texts.join("|"))
-                    .map_err(|error| EngineError::Tokenizer(error.to_string()))?,
-            )
-        };
-        let tokens = tokens
-            .into_iter()
-            .map(|token| token.normalized(false).special(true));
-        self.inner.add_special_tokens(tokens).map_err(broken)?;
-        Ok(())
+        tokens
     }
+
+    /// What the tokenizer puts in front of a text: added tokens only.
+    fn find_prefix(&self) -> Result<Vec<u32>, EngineError> {
+        const PROBE: &str = "a";
+        let plain = self.encode(PROBE)?;
+        let whole = self.inner.encode(PROBE, true).map_err(broken)?;
+        let (plain, whole) = (plain.get_ids(), whole.get_ids());
+        let prefix = (0..whole.len())
+            .find(|&start| !plain.is_empty() && whole[start..].starts_with(plain))
+            .map_or(&[][..], |start| &whole[..start]);
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        let all_added = prefix.iter().all(|id| added.contains_key(id));
+        Ok(if all_added {
+            prefix.to_vec()
+        } else {
+            Vec::new()
+        })
+    }
+}
+
+/// Whether an added token stands for something else than its own text: words in brackets of some kind, as
+/// `<|fim_prefix|>` or `<think>`. Runs of white space, and words that a vocabulary was extended with, do not.
+fn has_meaning(token: &str) -> bool {
+    let is_bracket =
+        |c: Option<char>| c.is_some_and(|c| !c.is_alphanumeric() && !c.is_whitespace());
+    is_bracket(token.chars().next())
+        && is_bracket(token.chars().next_back())
+        && token.chars().any(char::is_alphanumeric)
+}
+
+/// Finds any of some tokens' texts.
+fn any_of<'t>(tokens: impl Iterator<Item = &'t AddedToken>) -> Result<Option<Regex>, EngineError> {
+    let texts: Vec<String> = tokens.map(|token| regex::escape(&token.content)).collect();
+    if texts.is_empty() {
+        return Ok(None);
+    }
+    let regex = Regex::new(&texts.join("|"));
+    Ok(Some(regex.map_err(|error| {
+        EngineError::Tokenizer(error.to_string())
+    })?))
+}
+
+/// `text` with a mark in all that `tokens` finds.
+fn broken_up(tokens: Option<&Regex>, text: &str) -> String {
+    let mut content = text.to_owned();
+    let Some(tokens) = tokens else {
+        return content;
+    };
+    // Every round breaks what it finds; another one is needed where two finds overlap.
+    while tokens.is_match(&content) {
+        content = tokens
+            .replace_all(&content, |found: &Captures<'_>| {
+                let mut token = found[0].chars();
+                let first = token.next().map(String::from).unwrap_or_default();
+                format!("{first}{MARK}{}", token.as_str())
+            })
+            .into_owned();
+    }
+    content
 }
 
 fn placed(encoding: &Encoding) -> impl Iterator<Item = PlacedToken> + '_ {

@@ -60,18 +60,62 @@ fn g088_content_stays_text_also_where_the_file_calls_control_tokens_ordinary_one
             .all(|&id| id < 256),
         "named ones"
     );
-    tokenizer
-        .protect_template_tokens("{{ '<|im_start|>' }}")
-        .unwrap();
-    assert!(
-        ids(tokenizer.encode_text("<|im_start|>").unwrap())
-            .iter()
-            .all(|&id| id < 256)
-    );
+    tokenizer.protect(&["<|im_start|>".to_owned()]).unwrap();
+    for content in [
+        tokenizer.encode_text("<|im_start|>").unwrap(),
+        tokenizer.encode_completion("<|im_start|>", 0).unwrap(),
+    ] {
+        assert!(ids(content).iter().all(|&id| id < 256));
+    }
     assert_eq!(
         ids(tokenizer.encode_rendered("<|im_start|>").unwrap()),
         [259]
     );
+}
+
+/// The control tokens of [`bytes`], and behind them added tokens that the file does not call special.
+fn with_ordinary(tokens: &[&str]) -> Tokenizer {
+    let all = [&CONTROL[..], tokens].concat();
+    let mut json = bytes_json(&all, Value::Null);
+    for token in &mut json["added_tokens"].as_array_mut().unwrap()[CONTROL.len()..] {
+        token["special"] = json!(false);
+        token["normalized"] = json!(true);
+    }
+    build(&json, "<s>", "</s>")
+}
+
+#[test]
+fn g088_added_tokens_that_are_not_special_are_text_in_content_and_tokens_in_answers() {
+    let tokenizer = with_ordinary(&["<think>", "<|fim_prefix|>", "  ", "covid"]);
+    for text in ["a<think>b", "a<|fim_prefix|>b"] {
+        let content = ids(tokenizer.encode_text(text).unwrap());
+        assert!(content.iter().all(|&id| id < 256), "{text}: {content:?}");
+        let answer = tokenizer.encode_completion(text, 0).unwrap();
+        assert_eq!(answer.len(), 3, "{text}: {answer:?}");
+        let prompt = ids(tokenizer.encode_completion(text, text.len()).unwrap());
+        assert_eq!(prompt, content);
+    }
+    // Runs of white space and words are what they are, wherever they stand.
+    assert_eq!(
+        ids(tokenizer.encode_text("a  covid").unwrap()),
+        [64, 267, 268]
+    );
+}
+
+#[test]
+fn generated_tokens_that_are_not_special_stay_in_the_text() {
+    let tokenizer = with_ordinary(&["<think>"]);
+    assert_eq!(tokenizer.decode(&[265, 64, 260]).unwrap(), "<think>a");
+    let mut stream = TextStream::new();
+    assert_eq!(stream.push(&tokenizer, 265).unwrap(), "<think>");
+}
+
+#[test]
+fn g085_a_bos_that_only_the_post_processor_names_is_put_in_front() {
+    let json = bytes_json(&CONTROL, super::testing::bos_first("<s>"));
+    let nameless =
+        Tokenizer::from_json(json.to_string().as_bytes(), SpecialTokens::default()).unwrap();
+    assert_eq!(ids(nameless.encode_text("ab").unwrap()), [257, 64, 65]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ mod steps;
 
 use std::path::PathBuf;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset, Local};
 use trainyard_shared::training::{MixedPrecision, TrainingConfig};
 
 use super::EngineError;
@@ -78,7 +78,7 @@ pub struct TrainingRun<'a> {
 
 impl TrainingRun<'_> {
     /// The rows that are trained on.
-    fn rows(&self, chat_time: DateTime<Local>) -> RowSource<'_> {
+    fn rows(&self, chat_time: DateTime<FixedOffset>) -> RowSource<'_> {
         RowSource {
             model: self.model,
             dataset: &self.dataset,
@@ -111,7 +111,7 @@ pub fn train(
     let resumed = run.resume_from.as_deref().map(Resumed::open).transpose()?;
     let chat_time = match &resumed {
         Some(resumed) => resumed.chat_time()?,
-        None => Local::now(),
+        None => Local::now().fixed_offset(),
     };
     let read = run.rows(chat_time).read(is_stopped, &mut log);
     if is_stopped() {
@@ -228,6 +228,13 @@ fn announce(
     }
     for problem in dataset.problems.iter().take(SHOWN_PROBLEMS) {
         log(LogLevel::Warning, problem.to_string());
+    }
+    if config.learning_rate > 1.0 {
+        let line = format!(
+            "a learning_rate of {} is far above what models learn with: the run is likely to diverge",
+            config.learning_rate
+        );
+        log(LogLevel::Warning, line);
     }
     let max_length = config.max_length;
     if max_length as usize > max_positions {

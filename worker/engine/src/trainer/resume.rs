@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use serde_json::Value;
 
 use super::LogLevel;
@@ -27,12 +27,10 @@ impl<'a> Resumed<'a> {
         })
     }
 
-    /// What chat templates were told to be the time.
-    pub(super) fn chat_time(&self) -> Result<DateTime<Local>, EngineError> {
-        match DateTime::parse_from_rfc3339(&self.state.chat_time) {
-            Ok(time) => Ok(time.with_timezone(&Local)),
-            Err(error) => Err(self.invalid(format!("chat_time: {error}"))),
-        }
+    /// What chat templates were told to be the time, in the time zone of the machine where the run began.
+    pub(super) fn chat_time(&self) -> Result<DateTime<FixedOffset>, EngineError> {
+        DateTime::parse_from_rfc3339(&self.state.chat_time)
+            .map_err(|error| self.invalid(format!("chat_time: {error}")))
     }
 
     /// Its folder.

@@ -1,6 +1,6 @@
 //! The rows of a run: a data set's, as tokens of the base model.
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use trainyard_shared::training::TrainingConfig;
 
 use super::LogLevel;
@@ -22,7 +22,7 @@ pub struct RowSource<'a> {
     /// Where tokenised data sets are kept.
     pub token_cache: &'a TokenCache,
     /// What chat templates are told to be the time.
-    pub chat_time: DateTime<Local>,
+    pub chat_time: DateTime<FixedOffset>,
 }
 
 impl RowSource<'_> {

@@ -97,6 +97,7 @@ impl Trainer<'_> {
         &mut self,
         on_event: &mut OnEvent<'_>,
     ) -> Result<TrainingOutcome, EngineError> {
+        self.check_trained()?;
         if self.run.config.load_best_model_at_end {
             self.take_up_best(on_event)?;
         }
@@ -119,6 +120,19 @@ impl Trainer<'_> {
             total_steps: self.steps.state.step,
             training_time: Duration::from_secs_f64(self.steps.state.training_seconds),
             folder,
+        })
+    }
+
+    /// That the weights were changed at all: a run none of whose steps was finite has nothing to publish.
+    fn check_trained(&self) -> Result<(), EngineError> {
+        let state = &self.steps.state;
+        if state.updates > 0 && state.last_loss.is_some() {
+            return Ok(());
+        }
+        let message = "loss or gradients were finite in none of the steps".to_owned();
+        Err(EngineError::Diverged {
+            step: state.step,
+            message,
         })
     }
 

@@ -1,5 +1,6 @@
 //! Optimizer steps one after the other: forward, backward, update, report.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use trainyard_shared::training::TrainingConfig;
@@ -97,7 +98,7 @@ impl<'a> Steps<'a> {
             _ => self.order.epoch(epoch),
         };
         let step = self.order.step(&sequences, place);
-        let passes = self.forward_backward(step, is_stopped, on_event)?;
+        let passes = self.forward_backward(&sequences, step, is_stopped, on_event)?;
         self.epoch = Some((epoch, sequences));
         match passes {
             Some(passes) => self.finish_step(epoch + 1, &passes, on_event).map(Some),
@@ -109,12 +110,13 @@ impl<'a> Steps<'a> {
     /// Where memory runs out, they become smaller. Gives none where the run was stopped meanwhile.
     fn forward_backward(
         &mut self,
-        sequences: &[Vec<u32>],
+        sequences: &Sequences,
+        step: Range<usize>,
         is_stopped: &dyn Fn() -> bool,
         on_event: &mut OnEvent<'_>,
     ) -> Result<Option<Passes>, EngineError> {
         loop {
-            match self.passes(sequences, is_stopped) {
+            match self.passes(sequences, step.clone(), is_stopped) {
                 Err(error @ EngineError::OutOfMemory { .. }) => self.shrink(error, on_event)?,
                 passes => return passes,
             }
@@ -123,14 +125,15 @@ impl<'a> Steps<'a> {
 
     fn passes(
         &mut self,
-        sequences: &[Vec<u32>],
+        sequences: &Sequences,
+        of_step: Range<usize>,
         is_stopped: &dyn Fn() -> bool,
     ) -> Result<Option<Passes>, EngineError> {
         let begun = Instant::now();
         let step = self.state.step + 1;
-        let micro_batches = self
-            .order
-            .micro_batches(sequences, self.micro_batch_size() as usize);
+        let micro_batches =
+            self.order
+                .micro_batches(sequences, of_step, self.micro_batch_size() as usize);
         let batches: Vec<_> = micro_batches
             .iter()
             .map(|rows| self.examples.batch(rows))

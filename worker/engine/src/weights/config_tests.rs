@@ -61,6 +61,37 @@ fn g061_rope_scaling_is_read_under_both_keys_and_both_names_of_its_type() {
 }
 
 #[test]
+fn g061_an_empty_older_form_beside_the_newer_one_says_nothing() {
+    let changes = serde_json::json!({"rope_scaling": {}, "rope_parameters":
+        {"rope_type": "linear", "factor": 4.0, "rope_theta": 500_000.0}});
+    let config = with_config(changes).unwrap().config;
+    assert_eq!(
+        (config.rope_theta, config.rope_scaling),
+        (500_000.0, RopeScaling::Linear { factor: 4.0 })
+    );
+}
+
+#[test]
+fn g050_counts_beyond_all_models_are_refused_by_name_before_anything_is_made_for_them() {
+    for (field, count) in [
+        ("num_hidden_layers", 2_000_000_000_u64),
+        ("num_hidden_layers", 1001),
+        ("vocab_size", 2_000_000_000),
+        ("hidden_size", 2_000_000_000),
+        ("intermediate_size", 2_000_000_000),
+        ("num_attention_heads", 2_000_000_000),
+        ("head_dim", 2_000_000_000),
+    ] {
+        let error = with_config(serde_json::json!({ field: count })).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains(field) && error.contains("at most"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn what_the_engine_does_not_do_is_refused_by_name() {
     for (changes, name) in [
         (

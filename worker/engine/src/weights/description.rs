@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 
 use super::folder::{inside, read_json};
 use super::{ModelFiles, chat_of_folder, hf_config};
@@ -55,7 +55,7 @@ impl ModelDescription {
     ///
     /// # Errors
     /// As [`ModelDescription::open`].
-    pub fn chat(&self, now: DateTime<Local>) -> Result<Chat, EngineError> {
+    pub fn chat(&self, now: impl Into<DateTime<FixedOffset>>) -> Result<Chat, EngineError> {
         match &self.source {
             Source::Folder(folder) => chat_of_folder(folder, now),
             Source::Gguf(files) => files.chat(now),

@@ -51,6 +51,7 @@ pub(super) fn model_config(json: &Value) -> Result<ModelConfig, String> {
     let hidden_size = config.count("hidden_size")?;
     let num_attention_heads = config.count("num_attention_heads")?;
     let num_hidden_layers = config.count("num_hidden_layers")?;
+    ModelConfig::check_layers(num_hidden_layers)?;
     let max_position_embeddings = config
         .optional_count("max_position_embeddings")?
         .unwrap_or(defaults.max_position_embeddings);

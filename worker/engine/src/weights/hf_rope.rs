@@ -18,8 +18,8 @@ pub(super) fn rope(
     config.refuse("partial_rotary_factor", |value| value.as_f64() != Some(1.0))?;
     let found = ["rope_scaling", "rope_parameters"]
         .into_iter()
-        .find_map(|name| Some((name, config.given(name)?)))
-        .filter(|(_, value)| value.as_object().is_none_or(|fields| !fields.is_empty()));
+        .filter_map(|name| Some((name, config.given(name)?)))
+        .find(|(_, value)| value.as_object().is_none_or(|fields| !fields.is_empty()));
     let Some((name, value)) = found else {
         return Ok((outer_theta.unwrap_or(DEFAULT_THETA), RopeScaling::Default));
     };

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -158,7 +158,7 @@ impl ModelFiles {
     /// # Errors
     /// As [`ModelFiles::tokenizer`] and [`ModelFiles::chat_template`], and where the template cannot
     /// be compiled.
-    pub fn chat(&self, now: DateTime<Local>) -> Result<Chat, EngineError> {
+    pub fn chat(&self, now: impl Into<DateTime<FixedOffset>>) -> Result<Chat, EngineError> {
         Chat::new(self.tokenizer()?, self.chat_template()?.as_deref(), now)
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensorError, SafeTensors};
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use crate::EngineError;
 use crate::device::MappedFile;
@@ -230,6 +230,9 @@ const NOT_ALL_BYTES: &str =
 /// The longest header that the format's own reader takes, in bytes.
 const LONGEST_HEADER: usize = 100_000_000;
 
+/// Most tensors of a file: hundreds of times what models have, and little memory.
+const MAX_TENSORS: usize = 100_000;
+
 /// The header's bytes, if they are all there and not too many.
 fn header_of(file: &[u8]) -> Option<&[u8]> {
     let (length, rest) = file.split_first_chunk()?;
@@ -275,6 +278,9 @@ fn check_entries(header: &[u8], file_bytes: usize) -> Result<(), String> {
                     ));
                 }
                 seen.insert(name);
+                if seen.len() > MAX_TENSORS {
+                    return Err(A::Error::custom(format!("more than {MAX_TENSORS} tensors")));
+                }
             }
             Ok(sound)
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use chrono::{DateTime, Local};
+use chrono::{DateTime, FixedOffset};
 use serde_json::Value;
 
 use super::folder::{inside, read_json};
@@ -16,7 +16,10 @@ use crate::tokenizer::{SpecialTokens, Tokenizer};
 ///
 /// # Errors
 /// An [`EngineError`] naming the file that is missing or cannot be read.
-pub fn chat_of_folder(folder: &Path, now: DateTime<Local>) -> Result<Chat, EngineError> {
+pub fn chat_of_folder(
+    folder: &Path,
+    now: impl Into<DateTime<FixedOffset>>,
+) -> Result<Chat, EngineError> {
     let config = optional_json(folder, "config.json")?;
     let template = chat_template(folder)?;
     Chat::new(tokenizer(folder, &config)?, template.as_deref(), now)

@@ -179,7 +179,7 @@ impl Setup {
             config,
             max_bad_rows: self.max_bad_rows,
             token_cache: &self.token_cache,
-            chat_time: Local::now(),
+            chat_time: Local::now().fixed_offset(),
         };
         let part = Part {
             index: self.shard.index,

@@ -450,7 +450,7 @@ fn parts_of_a_data_set_share_its_rows_without_overlap() {
         config: &bench.config,
         max_bad_rows: 0,
         token_cache: &cache,
-        chat_time: Local::now(),
+        chat_time: Local::now().fixed_offset(),
     };
     let part = |index, count| {
         LocalData::of_rows(&source, Part { index, count }, &|| false, &mut |_, _| {})

@@ -42,7 +42,7 @@ fn fits_into(available_bytes: u64) -> Result<Fit, EngineError> {
 
 fn order_and_state(run: &TrainingRun<'_>) -> (Order, TrainerState) {
     let (examples, report) = run
-        .rows(Local::now())
+        .rows(Local::now().fixed_offset())
         .read(&|| false, &mut |_, _| {})
         .unwrap();
     let rows = (0..examples.len() as u32).collect();

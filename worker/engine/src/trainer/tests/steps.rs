@@ -282,8 +282,8 @@ fn g064_a_bad_row_fails_the_run_by_its_line() {
     assert!(told.outcome.unwrap_err().to_string().contains("line 3"));
 }
 
-/// Rewrites the model's weights as BF16, one of them with a value that half precision cannot hold.
-fn store_a_large_value(model: &Path) {
+/// Rewrites the model's weights as BF16, one of them as `value`.
+fn store_a_value(model: &Path, value: f32) {
     let path = model.join("model.safetensors");
     let file = SafetensorsFile::open(&path).unwrap();
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = file
@@ -291,7 +291,7 @@ fn store_a_large_value(model: &Path) {
         .map(|name| {
             let mut values = file.tensor(name).unwrap();
             if name == "model.layers.0.mlp.up_proj.weight" {
-                values[0] = 70_000.0;
+                values[0] = value;
             }
             let bytes = values
                 .iter()
@@ -315,7 +315,8 @@ fn store_a_large_value(model: &Path) {
 fn g060_a_value_beyond_half_precision_trains_in_f32_whatever_precision_is_asked_for() {
     let losses = |mixed_precision, low_memory| {
         let bench = Bench::new(4);
-        store_a_large_value(bench.model.path());
+        // Half precision cannot hold it.
+        store_a_value(bench.model.path(), 70_000.0);
         let told = bench.run(TrainingConfig {
             mixed_precision,
             low_memory,
@@ -334,4 +335,18 @@ fn g060_a_value_beyond_half_precision_trains_in_f32_whatever_precision_is_asked_
             assert_eq!(losses(precision, low_memory), expected, "{precision:?}");
         }
     }
+}
+
+#[test]
+fn g078_a_run_without_a_finite_step_has_diverged_and_publishes_nothing() {
+    let bench = Bench::new(2);
+    store_a_value(bench.model.path(), f32::NAN);
+    let told = bench.run(config());
+    assert_eq!((told.steps.len(), told.steps[0].loss), (1, None));
+    let error = told.outcome.unwrap_err();
+    assert!(
+        matches!(error, EngineError::Diverged { step: 1, .. }),
+        "{error}"
+    );
+    assert!(!bench.output.path().join(FINAL).exists());
 }
