@@ -95,15 +95,15 @@ fn generation(
     count: usize,
 ) -> Result<f64, Box<dyn Error>> {
     let options = SamplingOptions {
-        max_tokens: GENERATED + 2 * count,
+        max_tokens: GENERATED + 2 * count + 2,
         temperature: 0.0,
         ..SamplingOptions::default()
     };
     for stream in 0..count {
         streams.join(&tokens(stream, 62), &options, adapter.clone())?;
     }
-    // Every prompt is one part, so after as many rounds all streams generate.
-    for _ in 0..=count {
+    // A prompt is a part or two, and a round runs one part: after so many rounds all streams generate.
+    for _ in 0..=2 * count {
         streams.advance(&mut Everything);
     }
     let start = Instant::now();

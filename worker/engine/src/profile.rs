@@ -17,11 +17,11 @@ pub enum Operation {
     Embedding,
     /// Norms, forward and again in the backward pass.
     Norm,
-    /// Linear layers with their pairs' B.
+    /// Linear layers with their pairs; with dropout, with their pairs' B.
     Linear,
     /// Biases of linear layers.
     Bias,
-    /// The pairs' A.
+    /// The pairs' A, where it sees other inputs than the layer because of dropout.
     LoraInner,
     /// Rotary embedding, both ways.
     Rotary,

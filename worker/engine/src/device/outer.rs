@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{
-    Activations, LANES, PANEL, Shared,
+    Activations, ActivationsMut, LANES, PANEL, Shared,
     product::Grid,
     tile::{Term, TileJob, Weights},
     transpose_block,
@@ -24,13 +24,72 @@ pub(crate) fn accumulate_outer(
     q: Activations<'_>,
     scratch: &mut [f32],
 ) {
+    accumulate_outer_beside(c, p, q, scratch, &|_| ());
+}
+
+/// [`accumulate_outer`], and `y = scale * m^T p` with `m` row-major `[p.width, y.width]`: where one side is narrow, both
+/// are done with some blocks of `p` while these are near.
+pub(crate) fn accumulate_outer_and_multiply(
+    c: &mut [f32],
+    p: Activations<'_>,
+    q: Activations<'_>,
+    scratch: &mut [f32],
+    (y, m, scale): (&mut ActivationsMut<'_>, &[f32], f32),
+) {
+    let (rows, depth) = (y.width(), p.width());
+    assert_eq!(
+        (m.len(), y.blocks()),
+        (rows * depth, p.blocks()),
+        "shapes of a product"
+    );
+    let y = Shared::new(y.data());
+    accumulate_outer_beside(c, p, q, scratch, &|(first, end)| {
+        let term = Term {
+            weights: Weights::Strided {
+                start: m.as_ptr(),
+                row_stride: 1,
+                step_stride: rows,
+            },
+            depth,
+            x: p.data().as_ptr(),
+            x_block: depth * LANES,
+        };
+        let job = TileJob {
+            y: y.pointer(0),
+            y_row: LANES,
+            y_block: rows * LANES,
+            start: std::ptr::null(),
+            terms: &[term],
+            scale,
+            rows: (0, rows),
+            blocks: (first, end),
+            lanes: LANES,
+        };
+        // SAFETY: the slices are borrowed, with the shapes asserted above, and every block is asked for once.
+        unsafe { job.dispatch() };
+    });
+}
+
+/// First block, and the one behind the last.
+type Blocks = (usize, usize);
+
+/// [`accumulate_outer`], with `beside` called once for every block, in parts, on the thread that reads them next.
+fn accumulate_outer_beside(
+    c: &mut [f32],
+    p: Activations<'_>,
+    q: Activations<'_>,
+    scratch: &mut [f32],
+    beside: &(dyn Fn(Blocks) + Sync),
+) {
     let shape = (p.width() * q.width(), p.blocks());
     assert_eq!((c.len(), q.blocks()), shape, "shapes of an outer product");
     if is_wide(p.width(), q.width()) {
+        let blocks = (0..p.blocks()).into_par_iter().with_max_len(1);
+        blocks.for_each(|block| beside((block, block + 1)));
         wide(c, p, q, scratch);
     } else if p.width() >= q.width() {
         let (rank, c) = (q.width(), Shared::new(c));
-        Narrow::new(p, q).sums(scratch, |first, sums, padded| {
+        Narrow::new(p, q).sums(scratch, beside, |first, sums, padded| {
             let rows = sums.len() / padded;
             // SAFETY: `sums` calls this once for every row of `p`.
             let c = unsafe { c.part(first * rank, rows * rank) };
@@ -40,7 +99,7 @@ pub(crate) fn accumulate_outer(
         });
     } else {
         let (width, rank, c) = (q.width(), p.width(), Shared::new(c));
-        Narrow::new(q, p).sums(scratch, |first, sums, padded| {
+        Narrow::new(q, p).sums(scratch, beside, |first, sums, padded| {
             for r in 0..rank {
                 // SAFETY: `sums` calls this once for every column of `c`.
                 let c = unsafe { c.part(r * width + first, sums.len() / padded) };
@@ -155,7 +214,12 @@ impl<'a> Narrow<'a> {
 
     /// Calls `each` with parts of `sum over tokens of tall[token][i] * narrow[token][r]`: the first i, the sums
     /// `[i][r]`, and the width of one row of them. Every i comes once, from any thread.
-    fn sums(&self, scratch: &mut [f32], each: impl Fn(usize, &[f32], usize) + Sync) {
+    fn sums(
+        &self,
+        scratch: &mut [f32],
+        beside: &(dyn Fn(Blocks) + Sync),
+        each: impl Fn(usize, &[f32], usize) + Sync,
+    ) {
         let (blocks, tall) = (self.tall.blocks(), self.tall.width());
         let groups = group_count(blocks);
         let len = tall * self.padded;
@@ -171,7 +235,7 @@ impl<'a> Narrow<'a> {
                 let width = transposed_len / blocks;
                 // SAFETY: every group has blocks of its own.
                 let transposed = unsafe { transposed.part(first * width, (end - first) * width) };
-                self.group(sums, transposed, (first, end));
+                self.group(sums, transposed, (first, end), beside);
             });
         const ROWS: usize = 64;
         let sums = Shared::new(sums);
@@ -194,13 +258,20 @@ impl<'a> Narrow<'a> {
     }
 
     /// Sets the sums over one group's blocks; `transposed` has room for its part of the narrow side.
-    fn group(&self, sums: &mut [f32], transposed: &mut [f32], (first, end): (usize, usize)) {
+    fn group(
+        &self,
+        sums: &mut [f32],
+        transposed: &mut [f32],
+        (first, end): Blocks,
+        beside: &(dyn Fn(Blocks) + Sync),
+    ) {
         let chunk_len = (end - first) * LANES * LANES;
         for (chunk, out) in transposed.chunks_exact_mut(chunk_len).enumerate() {
             transpose_chunk(out, self.narrow, chunk, (first, end));
         }
         for from in (first..end).step_by(NEAR) {
             let to = end.min(from + NEAR);
+            beside((from, to));
             let term = Term {
                 weights: block_rows(self.tall, from),
                 depth: (to - from) * LANES,
@@ -259,6 +330,39 @@ mod tests {
         device::padded_tokens,
         ops::test_values::{assert_close, blocks, values},
     };
+
+    #[test]
+    fn a_product_with_the_same_activations_comes_along() {
+        for (tokens, width, rank) in [(33, 50, 16), (2100, 20, 5), (70, 64, 32)] {
+            let (p, q) = (values(1, tokens * width), values(2, tokens * rank));
+            let m = values(3, width * rank);
+            let mut expected = vec![0.0; tokens * rank];
+            for (expected, p) in expected.chunks_mut(rank).zip(p.chunks(width)) {
+                for (p, m) in p.iter().zip(m.chunks(rank)) {
+                    let products = m.iter().map(|m| 0.5 * f64::from(*p) * f64::from(*m));
+                    expected
+                        .iter_mut()
+                        .zip(products)
+                        .for_each(|(e, product)| *e += product);
+                }
+            }
+            let (pb, qb) = (blocks(&p, tokens), blocks(&q, tokens));
+            let (p, q) = (Activations::new(&pb, width), Activations::new(&qb, rank));
+            let mut y = vec![f32::NAN; padded_tokens(tokens) * rank];
+            let mut y = ActivationsMut::new(&mut y, rank);
+            let mut scratch = vec![f32::NAN; outer_scratch(p.blocks(), width, rank)];
+            let (mut c, mut alone) = (vec![0.0; m.len()], vec![0.0; m.len()]);
+            accumulate_outer(&mut alone, p, q, &mut scratch);
+            accumulate_outer_and_multiply(&mut c, p, q, &mut scratch, (&mut y, &m, 0.5));
+            assert_eq!(c, alone);
+            assert_close(
+                "product",
+                &y.view().to_rows(tokens),
+                &expected,
+                1e-6 * width as f64,
+            );
+        }
+    }
 
     #[test]
     fn outer_products_add_up_over_tokens() {

@@ -169,6 +169,145 @@ pub(crate) fn multiply(
     products: &[Product<'_>],
     scale: f32,
 ) {
+    multiply_beside(y, start, products, scale, None);
+}
+
+/// `y = start + main + b u`, with `u` `[tokens, rank]` there already and `b` row-major `[rows, rank]`.
+pub(crate) fn multiply_with_pair(
+    y: &mut ActivationsMut<'_>,
+    start: Start<'_>,
+    main: Product<'_>,
+    (b, u): (&[f32], Activations<'_>),
+) {
+    let pair = Pair {
+        rank: u.width(),
+        b,
+        u: u.data().as_ptr().cast_mut(),
+        inner: None,
+    };
+    assert!(u.blocks() >= y.blocks(), "u covers {} blocks", y.blocks());
+    multiply_beside(y, start, &[main], 1.0, Some(pair));
+}
+
+/// `u = scale * a x` and `y = start + main + b u` for `main`'s input `x`, with `a` row-major `[rank, depth]` and `b`
+/// `[rows, rank]`.
+///
+/// Where there are blocks enough, the tasks that keep some blocks of `x` near compute `u` of these as well. The results
+/// are the same bits either way.
+pub(crate) fn multiply_with_inner(
+    y: &mut ActivationsMut<'_>,
+    start: Start<'_>,
+    main: Product<'_>,
+    u: &mut ActivationsMut<'_>,
+    (a, b, scale): (&[f32], &[f32], f32),
+) {
+    let x = main.input;
+    assert_eq!(
+        (a.len(), u.blocks()),
+        (u.width() * x.width(), y.blocks()),
+        "shapes of a pair"
+    );
+    if y.blocks() < LEAST_BLOCKS * tasks_wanted() {
+        let product = Product {
+            matrix: Matrix::Rows(a, x.width()),
+            input: x,
+        };
+        multiply(u, Start::Zero, &[product], scale);
+        return multiply_with_pair(y, start, main, (b, u.view()));
+    }
+    let pair = Pair {
+        rank: u.width(),
+        b,
+        u: u.data().as_mut_ptr(),
+        inner: Some((a, scale)),
+    };
+    multiply_beside(y, start, &[main], 1.0, Some(pair));
+}
+
+/// Fewest blocks per task with which weights are streamed past all of them rather than by parts of rows.
+const LEAST_BLOCKS: usize = 4;
+
+/// What is added to a product behind its last part.
+#[derive(Clone, Copy)]
+struct Pair<'a> {
+    rank: usize,
+    /// `[rows, rank]`.
+    b: &'a [f32],
+    /// `[tokens, rank]`, as long as `y` has blocks.
+    u: *mut f32,
+    /// Where `u` is to be set: `[rank, depth]`, and what the product is multiplied with.
+    inner: Option<(&'a [f32], f32)>,
+}
+
+// SAFETY: `u` is borrowed by whoever makes a pair, mutably where it is to be set, and every task has blocks of its own.
+unsafe impl Sync for Pair<'_> {}
+
+impl Pair<'_> {
+    /// Adds to `u` of some blocks what the steps `from..from + count` of the sum give, if it is to be set.
+    ///
+    /// # Safety
+    /// The input's blocks are there, and no other task sets or reads `u` of these blocks.
+    unsafe fn add_inner(
+        &self,
+        input: Activations<'_>,
+        (from, count): (usize, usize),
+        blocks: (usize, usize),
+    ) {
+        let Some((a, scale)) = self.inner else {
+            return;
+        };
+        let term = Term {
+            weights: Weights::Strided {
+                start: a[from..].as_ptr(),
+                row_stride: input.width(),
+                step_stride: 1,
+            },
+            depth: count,
+            x: input.data()[from * LANES..].as_ptr(),
+            x_block: input.width() * LANES,
+        };
+        let job = TileJob {
+            y: self.u,
+            y_row: LANES,
+            y_block: self.rank * LANES,
+            start: if from == 0 { std::ptr::null() } else { self.u },
+            terms: &[term],
+            scale: if from + count == input.width() {
+                scale
+            } else {
+                1.0
+            },
+            rows: (0, self.rank),
+            blocks,
+            lanes: LANES,
+        };
+        // SAFETY: by the caller; `a` has the shape that was asserted.
+        unsafe { job.dispatch() };
+    }
+
+    /// `b u`.
+    fn outer(&self) -> Term {
+        Term {
+            weights: Weights::Strided {
+                start: self.b.as_ptr(),
+                row_stride: self.rank,
+                step_stride: 1,
+            },
+            depth: self.rank,
+            x: self.u,
+            x_block: self.rank * LANES,
+        }
+    }
+}
+
+/// [`multiply`], with a pair beside the only product.
+fn multiply_beside(
+    y: &mut ActivationsMut<'_>,
+    start: Start<'_>,
+    products: &[Product<'_>],
+    scale: f32,
+    pair: Option<Pair<'_>>,
+) {
     let (rows, blocks) = (y.width(), y.blocks());
     for Product { matrix, input } in products {
         assert_eq!(
@@ -184,6 +323,13 @@ pub(crate) fn multiply(
             "start's shape"
         );
     }
+    if let Some(pair) = &pair {
+        assert_eq!(
+            (pair.b.len(), products.len()),
+            (rows * pair.rank, 1),
+            "shape of a pair"
+        );
+    }
     let y_data = Shared::new(y.data());
     let depth = products.iter().map(|p| p.matrix.depth()).max().unwrap_or(1);
     let together = products.iter().map(|p| p.matrix.rows_together()).max();
@@ -191,7 +337,10 @@ pub(crate) fn multiply(
     let width: usize = products.iter().map(|p| p.matrix.depth()).sum();
     let task_depth = task_depth(depth);
     let near = near_bytes() / (width.min(task_depth) * LANES * size_of::<f32>());
-    let grid = Grid::new(blocks, rows, near, together);
+    let grid = match pair {
+        Some(Pair { inner: Some(_), .. }) => Grid::by_blocks(blocks, rows, near, together),
+        _ => Grid::new(blocks, rows, near, together),
+    };
     grid.for_each(|rows_part, blocks_part| {
         let first_start = match start {
             Start::Zero => std::ptr::null(),
@@ -199,46 +348,53 @@ pub(crate) fn multiply(
         };
         let each = rows_unpacked(products, rows_part, task_depth, together);
         with_own_memory(unpacked_len(products, each, task_depth), |unpacked| {
-            let steps = (0..depth).step_by(task_depth);
-            let parts = steps.flat_map(|from| {
-                (rows_part.0..rows_part.1)
-                    .step_by(each)
-                    .map(move |row| (from, (row, rows_part.1.min(row + each))))
-            });
             let mut terms = [Term::EMPTY; MAX_PRODUCTS];
-            for (from, rows_now) in parts {
-                let mut unpacked = &mut *unpacked;
-                let mut count = 0;
-                for Product { matrix, input } in products.iter().filter(|p| p.input.width() > from)
-                {
-                    let steps = task_depth.min(input.width() - from);
-                    terms[count] = Term {
-                        weights: matrix.part(rows_now, (from, steps), &mut unpacked),
-                        depth: steps,
-                        x: input.data()[from * LANES..].as_ptr(),
-                        x_block: input.width() * LANES,
-                    };
-                    count += 1;
-                }
+            for from in (0..depth).step_by(task_depth) {
                 let last = from + task_depth >= depth;
-                let job = TileJob {
-                    y: y_data.pointer(0),
-                    y_row: LANES,
-                    y_block: rows * LANES,
-                    start: if from == 0 {
-                        first_start
-                    } else {
-                        y_data.pointer(0)
-                    },
-                    terms: &terms[..count],
-                    scale: if last { scale } else { 1.0 },
-                    rows: rows_now,
-                    blocks: blocks_part,
-                    lanes: LANES,
-                };
-                // SAFETY: the slices behind the pointers are borrowed by the arguments, with the shapes asserted
-                // above, or lie in `unpacked`, and the grid's tasks write disjoint rows and blocks.
-                unsafe { job.dispatch() };
+                if let (Some(pair), [main]) = (&pair, products) {
+                    let steps = task_depth.min(depth - from);
+                    // SAFETY: where `u` is to be set, the grid's tasks have all rows of blocks of their own.
+                    unsafe { pair.add_inner(main.input, (from, steps), blocks_part) };
+                }
+                for row in (rows_part.0..rows_part.1).step_by(each) {
+                    let rows_now = (row, rows_part.1.min(row + each));
+                    let mut unpacked = &mut *unpacked;
+                    let mut count = 0;
+                    for Product { matrix, input } in
+                        products.iter().filter(|p| p.input.width() > from)
+                    {
+                        let steps = task_depth.min(input.width() - from);
+                        terms[count] = Term {
+                            weights: matrix.part(rows_now, (from, steps), &mut unpacked),
+                            depth: steps,
+                            x: input.data()[from * LANES..].as_ptr(),
+                            x_block: input.width() * LANES,
+                        };
+                        count += 1;
+                    }
+                    if let Some(pair) = pair.as_ref().filter(|_| last) {
+                        terms[count] = pair.outer();
+                        count += 1;
+                    }
+                    let job = TileJob {
+                        y: y_data.pointer(0),
+                        y_row: LANES,
+                        y_block: rows * LANES,
+                        start: if from == 0 {
+                            first_start
+                        } else {
+                            y_data.pointer(0)
+                        },
+                        terms: &terms[..count],
+                        scale: if last { scale } else { 1.0 },
+                        rows: rows_now,
+                        blocks: blocks_part,
+                        lanes: LANES,
+                    };
+                    // SAFETY: the slices behind the pointers are borrowed by the arguments, with the shapes asserted
+                    // above, or lie in `unpacked`, and the grid's tasks write disjoint rows and blocks.
+                    unsafe { job.dispatch() };
+                }
             }
         });
     });
@@ -247,7 +403,7 @@ pub(crate) fn multiply(
 /// Bytes of inputs that a task keeps near: a part of the second-level cache, through which weights, outputs and what
 /// other programs do pass as well.
 fn near_bytes() -> usize {
-    (second_level_cache() / 4).max(256 * 1024)
+    (second_level_cache() / 3).max(256 * 1024)
 }
 
 /// Values of coded weights that are unpacked at once, so that they stay in the second-level cache beside the inputs.
@@ -298,6 +454,14 @@ pub(crate) struct Grid {
     block_parts: usize,
 }
 
+/// Tasks enough that no thread waits long for another.
+fn tasks_wanted() -> usize {
+    match rayon::current_num_threads() {
+        1 => 1,
+        threads => 4 * threads,
+    }
+}
+
 /// Outputs of fewer rows than this are cut by blocks alone, so that their inputs are read once.
 const NARROW: usize = 8 * PANEL;
 
@@ -305,21 +469,29 @@ impl Grid {
     /// Tasks of at most `near` blocks each, and more than there are threads, so that none waits long for another;
     /// their rows are whole multiples of `together`.
     pub(crate) fn new(blocks: usize, rows: usize, near: usize, together: usize) -> Self {
-        let threads = rayon::current_num_threads();
-        let wanted = if threads == 1 { 1 } else { 4 * threads };
-        let fewest = blocks.div_ceil(near.max(1));
+        if rows < NARROW {
+            return Self::by_blocks(blocks, rows, near, together);
+        }
+        let block_parts = blocks.div_ceil(near.max(1));
         let groups = rows.div_ceil(together);
-        let (row_parts, block_parts) = if rows < NARROW {
-            (1, fewest.max(wanted).min(blocks))
-        } else {
-            (wanted.div_ceil(fewest).min(groups), fewest)
-        };
         Self {
             rows,
             blocks,
             together,
-            row_parts,
+            row_parts: tasks_wanted().div_ceil(block_parts).min(groups),
             block_parts,
+        }
+    }
+
+    /// As [`Grid::new`], but every task has all rows.
+    fn by_blocks(blocks: usize, rows: usize, near: usize, together: usize) -> Self {
+        let fewest = blocks.div_ceil(near.max(1));
+        Self {
+            rows,
+            blocks,
+            together,
+            row_parts: 1,
+            block_parts: fewest.max(tasks_wanted()).min(blocks),
         }
     }
 

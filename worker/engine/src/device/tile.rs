@@ -392,3 +392,16 @@ pub(crate) fn prefetch(line: *const f32) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
 }
+
+/// As [`prefetch`], but only into the second-level cache, which can wait for more lines at once than the first.
+#[inline(always)]
+pub(crate) fn prefetch_far(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as in `prefetch`.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}

@@ -224,11 +224,23 @@ impl Decoder {
         let capacity = next.iter().map(|(context, _)| context.capacity).max();
         let most = capacity.unwrap_or(LANES);
         scores.resize(next.len() * heads.queries * most, 0.0);
-        let outputs = (rows_mut(o, heads.dim), rows_mut(scores, most));
+        // Heads that share keys go together, as soon as there is enough for all threads: keys and values stay near.
+        let together = match next.len() {
+            1 => 1,
+            _ => heads.queries / heads.keys,
+        };
+        let outputs = (
+            rows_mut(o, together * heads.dim),
+            rows_mut(scores, together * most),
+        );
         team.share(outputs, |i, (o, scores)| {
-            let (token, head) = (i / heads.queries, i % heads.queries);
-            let q = &q[i * heads.dim..][..heads.dim];
-            of.attend(&*next[token].0, head, (o, q), scores);
+            let o = o.chunks_exact_mut(heads.dim);
+            for (j, (o, scores)) in o.zip(scores.chunks_exact_mut(most)).enumerate() {
+                let i = i * together + j;
+                let (token, head) = (i / heads.queries, i % heads.queries);
+                let q = &q[i * heads.dim..][..heads.dim];
+                of.attend(&*next[token].0, head, (o, q), scores);
+            }
         });
         linear_few_tokens([of.few(O, out, next)], o, scratch, team);
         of.add_bias(out, O);

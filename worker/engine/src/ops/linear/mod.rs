@@ -16,8 +16,10 @@ pub use crate::device::product::Start;
 use crate::{
     device::{
         Activations, ActivationsMut, LANES, Team, WeightMatrix,
-        outer::{accumulate_outer, outer_scratch},
-        product::{Matrix, Product, ProductList, multiply},
+        outer::{accumulate_outer, accumulate_outer_and_multiply, outer_scratch},
+        product::{
+            Matrix, Product, ProductList, multiply, multiply_with_inner, multiply_with_pair,
+        },
         rows_mut, with_own_memory,
     },
     profile::{Operation, Timed},
@@ -68,17 +70,17 @@ pub fn linear_forward(
         let _timed = Timed::begin(Operation::Linear, product_flops(w, x.tokens()));
         return multiply(y, start, &[main], 1.0);
     };
-    inner_forward(u, x, lora, scratch);
-    let pair = Product {
-        matrix: Matrix::Rows(lora.b, lora.rank),
-        input: u.view(),
-    };
     let flops = product_flops(w, x.tokens()) + 2 * x.tokens() * lora.b.len();
-    let _timed = Timed::begin(Operation::Linear, flops);
-    multiply(y, start, &[main, pair], 1.0);
+    if lora.dropout.is_some() {
+        inner_forward(u, x, lora, scratch);
+        let _timed = Timed::begin(Operation::Linear, flops);
+        return multiply_with_pair(y, start, main, (lora.b, u.view()));
+    }
+    let _timed = Timed::begin(Operation::Linear, flops + 2 * x.tokens() * lora.a.len());
+    multiply_with_inner(y, start, main, u, (lora.a, lora.b, lora.scale));
 }
 
-/// `u = scale * A x`.
+/// `u = scale * A dropout(x)`.
 fn inner_forward(
     u: &mut ActivationsMut<'_>,
     x: Activations<'_>,
@@ -110,12 +112,7 @@ pub(crate) fn lora_backward_b(
     scratch: &mut [f32],
 ) {
     let _timed = Timed::begin(Operation::LoraGradient, 4 * dy.tokens() * lora.b.len());
-    let product = Product {
-        matrix: Matrix::RowsTransposed(lora.b, lora.rank),
-        input: dy,
-    };
-    multiply(du, Start::Zero, &[product], lora.scale);
-    accumulate_outer(db, dy, u, scratch);
+    accumulate_outer_and_multiply(db, dy, u, scratch, (du, lora.b, lora.scale));
 }
 
 /// Adds to the gradient of A, from the layer's input `x` and the `du` of [`lora_backward_b`].

@@ -11,14 +11,17 @@ use pulp::{Simd, WithSimd};
 
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Avx2, Avx512};
-use super::lanes::{Lanes, Portable};
+use super::{
+    TASK_BYTES,
+    lanes::{Lanes, Portable},
+};
 #[cfg(target_arch = "x86_64")]
 use crate::device::instructions;
 use crate::{
     device::{
         Shared,
         math::dispatch,
-        tile::prefetch,
+        tile::prefetch_far,
         weight::{COLUMNS, Chunk, Coded, GROUP},
     },
     gguf::BlockType,
@@ -61,9 +64,6 @@ impl WithSimd for ChunkSums<'_> {
         last.iter_mut().for_each(|sum| *sum = rest.iter().sum());
     }
 }
-
-/// Bytes of a task's groups at least: what a task asks for ahead at its end another one reads, so there are few ends.
-const TASK_BYTES: usize = 48 * 1024;
 
 /// Groups per task.
 fn groups_per_task(weight: &Coded) -> usize {
@@ -169,7 +169,7 @@ fn prefetch_behind(chunk: Chunk<'_>) {
     const AHEAD: usize = 4096;
     let lines = chunk.codes.chunks(64);
     for line in lines {
-        prefetch(line.as_ptr().wrapping_add(AHEAD).cast());
+        prefetch_far(line.as_ptr().wrapping_add(AHEAD).cast());
     }
 }
 

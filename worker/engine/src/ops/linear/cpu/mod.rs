@@ -9,6 +9,10 @@ mod panels;
 use super::{FewTokens, Lora};
 use crate::device::{Count, Shared, Team, WeightMatrix, math, math::dispatch};
 
+/// Bytes of a task's weights at least: what a task asks for ahead at its end another one reads, so there are few ends;
+/// not many more, so that threads end a product at nearly the same time.
+const TASK_BYTES: usize = 48 * 1024;
+
 /// One of the layers that share an input.
 struct Output<'a> {
     /// `[tokens, rows]`.

@@ -4,10 +4,13 @@
 
 use pulp::{Simd, WithSimd};
 
-use crate::device::{PANEL, Panels, Shared, tile::prefetch};
+use super::TASK_BYTES;
+use crate::device::{PANEL, Panels, Shared, tile::prefetch_far};
 
 /// Panels per task.
-const TASK_PANELS: usize = 4;
+fn panels_per_task(weight: &Panels) -> usize {
+    TASK_BYTES.div_ceil(PANEL * weight.columns() * size_of::<f32>())
+}
 
 /// Columns that all tokens are multiplied with before the next ones; they stay in the first-level cache.
 const CHUNK: usize = 32;
@@ -21,7 +24,7 @@ type Totals = [f32; WIDTH];
 
 /// How many tasks a weight makes.
 pub(super) fn tasks(weight: &Panels) -> usize {
-    weight.rows().div_ceil(TASK_PANELS * PANEL)
+    weight.rows().div_ceil(panels_per_task(weight) * PANEL)
 }
 
 /// Some panels' rows of one layer's output, for all tokens.
@@ -54,9 +57,10 @@ impl Rows<'_> {
     #[inline(always)]
     fn all_tokens<S: Simd, const V: usize, const T: usize>(self, simd: S) {
         let (rows, columns) = (self.weight.rows(), self.weight.columns());
-        let first = self.task * TASK_PANELS * PANEL;
+        let each = panels_per_task(self.weight);
+        let first = self.task * each * PANEL;
         let panels = &self.weight.packed()[first * columns..];
-        let panels = panels.chunks_exact(PANEL * columns).take(TASK_PANELS);
+        let panels = panels.chunks_exact(PANEL * columns).take(each);
         for (i, panel) in panels.enumerate() {
             let row = first + i * PANEL;
             let (panel, _) = panel.as_chunks::<PANEL>();
@@ -107,7 +111,7 @@ fn prefetch_behind(weights: &[[f32; PANEL]]) {
     const LINE: usize = 16;
     let weights = weights.as_flattened();
     for line in weights.chunks(LINE) {
-        prefetch(line.as_ptr().wrapping_add(AHEAD));
+        prefetch_far(line.as_ptr().wrapping_add(AHEAD));
     }
 }
 
@@ -175,7 +179,7 @@ mod tests {
 
     #[test]
     fn products_agree_with_their_definition_and_a_token_is_the_same_alone() {
-        let (rows, columns, tokens) = (TASK_PANELS * PANEL + 17, 77, 29);
+        let (rows, columns, tokens) = (30 * PANEL + 17, 77, 29);
         let (x, w) = (values(1, tokens * columns), values(2, rows * columns));
         let weight = Panels::pack(&w, rows, columns).unwrap();
         let all = |x: &[f32]| {
