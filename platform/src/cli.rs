@@ -18,6 +18,7 @@ mod federated;
 mod jobs;
 mod keys;
 mod login;
+mod models;
 mod output;
 mod serve;
 mod settings;
@@ -26,8 +27,11 @@ mod terminal;
 mod users;
 mod workers;
 
-use clap::{Args, Parser, Subcommand};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 use std::future::Future;
+use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 
 use client::Platform;
@@ -97,6 +101,9 @@ enum Command {
     /// Training in rounds on several workers.
     #[command(subcommand)]
     Federated(federated::Command),
+    /// The models that can be asked and trained.
+    #[command(subcommand)]
+    Models(models::Command),
     /// Talk with a model, one that was trained here or a base model.
     Chat(chat::Options),
     /// Have a model measured on a data set.
@@ -110,7 +117,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()
@@ -126,6 +133,40 @@ pub fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Reads a command line. Negative numbers are values, so that what they are for can say what it takes.
+fn parse(line: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = with_negative_numbers(Cli::command()).try_get_matches_from(line);
+    matches
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map_err(in_plain_words)
+}
+
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(|argument| {
+            let takes_values = argument.get_action().takes_values();
+            argument.allow_negative_numbers(takes_values)
+        })
+        .mut_subcommands(with_negative_numbers)
+}
+
+/// Numbers that are none are told without the words of the parser.
+fn in_plain_words(error: clap::Error) -> clap::Error {
+    let source = std::error::Error::source(&error);
+    let expected = match source {
+        Some(source) if source.is::<ParseIntError>() => "a whole number, 0 or more",
+        Some(source) if source.is::<ParseFloatError>() => "a number",
+        _ => return error,
+    };
+    let context = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let (value, name) = (
+        context(ContextKind::InvalidValue),
+        context(ContextKind::InvalidArg),
+    );
+    let message = format!("{value:?} is no value for {name}: {expected} is expected\n");
+    clap::Error::raw(ErrorKind::ValueValidation, message)
 }
 
 fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, CliError> {
@@ -153,6 +194,9 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         }
         Command::Datasets(command) => {
             block_on(async { done(datasets::run(command, &platform(common)?, output).await) })
+        }
+        Command::Models(command) => {
+            block_on(async { done(models::run(command, &platform(common)?, output).await) })
         }
         Command::Chat(options) => {
             block_on(async { done(chat::run(&options, &platform(common)?, output).await) })
@@ -195,11 +239,39 @@ fn block_on<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, Cli
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    fn refusal(line: &[&str]) -> String {
+        let line = ["trainyard"].iter().chain(line).map(OsString::from);
+        match parse(line) {
+            Ok(_) => "taken".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_negative_number_is_a_value_and_no_option() {
+        let chat = ["chat", "--model", "m", "--temperature", "-1"];
+        assert_eq!(refusal(&chat), "taken");
+        let serve = ["config", "--heartbeat-interval", "-5"];
+        assert_eq!(refusal(&serve), "taken");
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_told_in_plain_words() {
+        assert_eq!(
+            refusal(&["datasets", "delete", "abc"]),
+            "error: \"abc\" is no value for <ID>: a whole number, 0 or more is expected\n"
+        );
+        assert_eq!(
+            refusal(&["chat", "--model", "m", "--top-p", "high"]),
+            "error: \"high\" is no value for --top-p <TOP_P>: a number is expected\n"
+        );
+        assert!(refusal(&["jobs", "show", "-1"]).contains("0 or more is expected"));
     }
 
     #[test]

@@ -144,6 +144,7 @@ impl Config {
             })
         });
         let models = model_settings(&mut resolver, &data_dir);
+        let (heartbeat_interval, worker_heartbeat_timeout) = heartbeats(&mut resolver);
         let database_path = database.unwrap_or_else(|| data_dir.join("trainyard.db"));
         let storage_root = storage.unwrap_or_else(|| data_dir.join("storage"));
         let mut config = Self {
@@ -152,8 +153,8 @@ impl Config {
             secret_key: resolver.optional("SECRET_KEY", secret_of_at_least_32),
             admin_email: resolver.required("ADMIN_EMAIL", email),
             admin_password: resolver.optional("ADMIN_PASSWORD", admin_password),
-            heartbeat_interval: resolver.required("HEARTBEAT_INTERVAL", seconds),
-            worker_heartbeat_timeout: resolver.required("WORKER_HEARTBEAT_TIMEOUT", seconds),
+            heartbeat_interval,
+            worker_heartbeat_timeout,
             worker_check_interval: resolver.required("WORKER_CHECK_INTERVAL", seconds),
             worker_ping_grace: resolver.required("WORKER_PING_GRACE", seconds),
             job_start_timeout: resolver.required("JOB_START_TIMEOUT", seconds),
@@ -215,6 +216,21 @@ fn model_settings(resolver: &mut Resolver<'_>, data_dir: &Path) -> ModelSettings
         hub_cache: hub_cache(),
         models_dir: models_dir.unwrap_or_else(|| data_dir.join("models")),
     }
+}
+
+/// How often workers send heartbeats, and the silence after which one is given up: the longer of the two.
+fn heartbeats(resolver: &mut Resolver<'_>) -> (Duration, Duration) {
+    let interval = resolver.required("HEARTBEAT_INTERVAL", seconds);
+    let timeout = resolver.required("WORKER_HEARTBEAT_TIMEOUT", seconds);
+    if timeout <= interval {
+        let message = format!(
+            "{} s is not above HEARTBEAT_INTERVAL ({} s): every worker would be given up between two heartbeats",
+            timeout.as_secs_f64(),
+            interval.as_secs_f64()
+        );
+        resolver.refuse(["WORKER_HEARTBEAT_TIMEOUT", "HEARTBEAT_INTERVAL"], &message);
+    }
+    (interval, timeout)
 }
 
 /// Both or neither.
@@ -405,6 +421,27 @@ mod tests {
             .with_file("t.toml", "heartbeat_intervall = 3")
             .unwrap_err();
         assert!(error.to_string().contains("HEARTBEAT_INTERVAL"), "{error}");
+    }
+
+    #[test]
+    fn a_timeout_that_no_heartbeat_could_meet_is_refused() {
+        for setting in [
+            ("WORKER_HEARTBEAT_TIMEOUT", "5"),
+            ("HEARTBEAT_INTERVAL", "100"),
+        ] {
+            let found = problems(&environment(&[setting]));
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].starts_with(setting.0), "{found:?}");
+            assert!(
+                found[0].contains("given up between two heartbeats"),
+                "{found:?}"
+            );
+        }
+        let short = [
+            ("WORKER_HEARTBEAT_TIMEOUT", "5"),
+            ("HEARTBEAT_INTERVAL", "1"),
+        ];
+        assert!(Config::resolve(&environment(&short)).is_ok());
     }
 
     #[test]

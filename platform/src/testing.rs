@@ -32,7 +32,9 @@ impl Platform {
             .with_flag("BIND", "127.0.0.1:0")
             .with_flag("DATA_DIR", folder.path().to_str().unwrap())
             .with_flag("ADMIN_EMAIL", ADMIN_EMAIL)
-            .with_flag("ADMIN_PASSWORD", ADMIN_PASSWORD);
+            .with_flag("ADMIN_PASSWORD", ADMIN_PASSWORD)
+            // Below every timeout that a test sets.
+            .with_flag("HEARTBEAT_INTERVAL", "0.2");
         for (name, value) in settings {
             sources = sources.with_flag(name, *value);
         }

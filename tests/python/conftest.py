@@ -96,7 +96,7 @@ class Platform:
         environment = {
             "PATH": os.environ["PATH"], "BIND": "127.0.0.1:0", "DATA_DIR": str(folder),
             "ADMIN_EMAIL": "admin@example.org", "ADMIN_PASSWORD": PASSWORD,
-            "WORKER_HEARTBEAT_TIMEOUT": "3", "WORKER_CHECK_INTERVAL": "0.5", "WORKER_PING_GRACE": "0.5", **settings,
+            "HEARTBEAT_INTERVAL": "0.5", "WORKER_HEARTBEAT_TIMEOUT": "3", "WORKER_CHECK_INTERVAL": "0.5", "WORKER_PING_GRACE": "0.5", **settings,
         }
         self.process = subprocess.Popen(
             [BINARIES / "trainyard", "serve"], env=environment, stdin=subprocess.DEVNULL,

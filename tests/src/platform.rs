@@ -45,6 +45,7 @@ impl Platform {
             ("BIND", "127.0.0.1:0"),
             ("ADMIN_EMAIL", ADMIN_EMAIL),
             ("ADMIN_PASSWORD", ADMIN_PASSWORD),
+            ("HEARTBEAT_INTERVAL", "0.3"),
             ("WORKER_HEARTBEAT_TIMEOUT", "1.5"),
             ("WORKER_CHECK_INTERVAL", "0.25"),
             ("WORKER_PING_GRACE", "0.5"),

@@ -367,6 +367,37 @@ async fn watching_goes_on_when_the_platform_comes_back_after_a_crash() {
 }
 
 #[tokio::test]
+async fn a_job_is_deleted_and_what_never_was_is_called_that() {
+    let platform = Platform::start().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let job_id = submit(&terminal).await.to_string();
+    let shown = terminal.run(&["jobs", "show", &job_id]).await.ok();
+    assert!(
+        shown.contains("org/tiny") && shown.contains("epochs=1"),
+        "{shown}"
+    );
+    let exports = terminal.run(&["jobs", "exports", &job_id]).await.ok();
+    assert!(exports.starts_with("ID  FORMAT"), "{exports}");
+    let download = ["jobs", "download", &job_id, "--export", "77"];
+    let told = terminal.run(&download).await.failed();
+    assert!(told.contains("no such export"), "{told}");
+    terminal
+        .run(&["jobs", "delete-export", &job_id, "77"])
+        .await
+        .failed();
+    let models = terminal.run(&["models", "list"]).await.ok();
+    assert!(models.starts_with("MODEL"), "{models}");
+    let dataset = terminal.run(&["datasets", "show", "1"]).await.ok();
+    assert!(dataset.starts_with("data set 1: 8 rows"), "{dataset}");
+
+    terminal.run(&["jobs", "stop", &job_id]).await.ok();
+    terminal.run(&["jobs", "delete", &job_id]).await.ok();
+    let told = terminal.run(&["jobs", "show", &job_id]).await.failed();
+    assert!(told.contains("no such job"), "{told}");
+    terminal.run(&["datasets", "delete", "1"]).await.ok();
+}
+
+#[tokio::test]
 async fn a_queued_job_is_stopped_and_one_that_does_not_exist_is_not_found() {
     let platform = Platform::start().await;
     let terminal = Terminal::logged_in(&platform).await;

@@ -1,7 +1,6 @@
 //! `trainyard conformance coordinator`: ours passes, a coordinator written from the document passes, and one with a
 //! fault fails just the rules that say so.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -163,27 +162,29 @@ async fn rules_that_a_session_of_one_result_a_round_hides_are_skipped_with_the_r
 }
 
 #[tokio::test]
-async fn without_the_key_of_a_locked_session_nothing_is_broken() {
+async fn a_locked_session_is_not_judged_without_its_key_or_with_a_wrong_one() {
     let coordinator = ReferenceCoordinator::start(with_key(), Fault::None);
-    let judged = judge_at(coordinator.url(), &[]).await;
-    assert_eq!(
-        judged.with_result("fail"),
-        BTreeSet::new(),
-        "{}",
-        judged.faults()
-    );
-    assert!(judged.with_result("skip").contains("sonuc.accepted"));
+    expect_not_judged(coordinator.url(), &[], "--anahtar").await;
+    let wrong = ["--anahtar", "another"];
+    expect_not_judged(coordinator.url(), &wrong, "refuses the key").await;
+}
+
+/// Panics unless the judge gives up at once, says why and does not succeed.
+async fn expect_not_judged(url: &str, more: &[&str], why: &str) {
+    let judged = judge_at(url, more).await;
+    assert_eq!(judged.exit_code, Some(1));
+    assert_eq!(judged.report["conforms"], false);
+    assert_eq!(judged.report["rules"], json!([]), "{}", judged.faults());
+    let told = judged.report["not_judged"].as_str().unwrap_or_default();
+    assert!(told.contains(why), "{told}");
 }
 
 #[tokio::test]
-async fn where_nobody_answers_nothing_conforms() {
-    let judged = judge_at("http://127.0.0.1:1", &[]).await;
-    assert_eq!(judged.exit_code, Some(1));
-    assert!(
-        judged
-            .with_result("pass")
-            .is_subset(&BTreeSet::from(["http.secure"]))
-    );
+async fn where_there_is_no_session_nothing_is_judged() {
+    expect_not_judged("http://127.0.0.1:1", &[], "http://127.0.0.1:1").await;
+    let platform = Platform::start().await;
+    let elsewhere = format!("{}/c/nix", platform.url());
+    expect_not_judged(&elsewhere, &[], "there is no session at").await;
 }
 
 #[tokio::test]

@@ -270,7 +270,7 @@ async fn files_count_only_when_they_are_stored_as_announced() {
 }
 
 #[actix_web::test]
-async fn a_data_set_of_a_job_that_has_not_ended_stays() {
+async fn a_data_set_of_a_job_that_has_not_ended_or_could_go_on_stays() {
     let (platform, _) = platform_with_job().await;
     let admin = platform.admin().await;
     let (status, refused) = admin.delete("/api/datasets/1").await;
@@ -283,14 +283,29 @@ async fn a_data_set_of_a_job_that_has_not_ended_stays() {
         .state
         .database
         .write::<_, DatabaseError, _>(|connection| {
-            use crate::database::schema::jobs;
+            use crate::database::schema::{checkpoints, jobs};
             use diesel::prelude::*;
             diesel::update(jobs::table)
-                .set(jobs::ended_at.eq(now()))
+                .set((jobs::ended_at.eq(now()), jobs::status.eq("stopped")))
+                .execute(connection)?;
+            diesel::insert_into(checkpoints::table)
+                .values((
+                    checkpoints::job_id.eq(1),
+                    checkpoints::attempt.eq(1),
+                    checkpoints::step.eq(10),
+                    checkpoints::path.eq("checkpoint-10"),
+                    checkpoints::metrics.eq("{}"),
+                    checkpoints::verified.eq(true),
+                    checkpoints::created_at.eq(now()),
+                ))
                 .execute(connection)?;
             Ok(())
         })
         .await
         .unwrap();
-    assert_eq!(admin.delete("/api/datasets/1").await.0, 204);
+    let (status, refused) = admin.delete("/api/datasets/1").await;
+    let message = refused["error"]["message"].as_str().unwrap_or_default();
+    assert_eq!(status, 409, "{refused}");
+    assert!(message.contains("stopped or failed jobs"), "{message}");
+    assert_eq!(admin.delete("/api/datasets/1?force=true").await.0, 204);
 }

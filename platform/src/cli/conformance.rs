@@ -81,6 +81,9 @@ fn on_one_line(text: &str) -> String {
 }
 
 fn summary(report: &Report) -> String {
+    if let Some(why) = &report.not_judged {
+        return format!("not judged: {}", on_one_line(why));
+    }
     let json = report.to_json();
     let line = |level: &str| {
         let counts = &json[level];
@@ -89,10 +92,13 @@ fn summary(report: &Report) -> String {
             counts["passed"], counts["failed"], counts["skipped"]
         )
     };
-    let verdict = if report.conforms() {
-        "conforms: no required rule is broken"
-    } else {
-        "does not conform"
+    let unseen = json["required"]["skipped"].as_u64().unwrap_or(0);
+    let verdict = match (report.conforms(), unseen) {
+        (true, 0) => "conforms: every required rule holds".to_owned(),
+        (true, unseen) => {
+            format!("conforms: no required rule is broken; {unseen} could not be looked at")
+        }
+        (false, _) => "does not conform".to_owned(),
     };
     format!("\n{}\n{}\n{verdict}", line("required"), line("recommended"))
 }
@@ -124,6 +130,28 @@ mod tests {
             "FAIL  required     auth.status: authenticated carries status ok\n      expected  status ok\n      \
              got       status no\u{fffd}"
         );
+    }
+
+    #[test]
+    fn rules_that_were_not_looked_at_are_told_beside_the_verdict() {
+        let finding = |verdict| Finding {
+            rule: Rule::required("a.rule", "something holds"),
+            verdict,
+        };
+        let mut report = Report {
+            findings: vec![finding(Verdict::Pass)],
+            ..Report::default()
+        };
+        assert!(summary(&report).ends_with("\nconforms: every required rule holds"));
+        let reason = "no login".to_owned();
+        report.findings.push(finding(Verdict::Skip { reason }));
+        let told = summary(&report);
+        assert!(
+            told.ends_with("no required rule is broken; 1 could not be looked at"),
+            "{told}"
+        );
+        report.not_judged = Some("nobody answers".to_owned());
+        assert_eq!(summary(&report), "not judged: nobody answers");
     }
 
     #[test]

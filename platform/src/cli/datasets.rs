@@ -4,6 +4,7 @@ pub mod add;
 pub mod check;
 
 use clap::Subcommand;
+use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::Path;
 use trainyard_shared::dataset::DatasetFormat;
@@ -21,10 +22,18 @@ pub enum Command {
     List,
     /// Check a file's rows here, without a platform.
     Check(check::Options),
+    /// Show one data set.
+    Show {
+        /// The data set's number, as `datasets list` shows it.
+        id: u64,
+    },
     /// Delete a data set.
     Delete {
         /// The data set's number, as `datasets list` shows it.
         id: u64,
+        /// Also where stopped or failed jobs could not be resumed without it.
+        #[arg(long)]
+        force: bool,
     },
 }
 
@@ -37,10 +46,21 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
             list_in_words,
         ),
         Command::Check(options) => check::run(&options, output).map(|_| ()),
-        Command::Delete { id } => {
-            platform
-                .delete(&["api", "datasets", &id.to_string()])
+        Command::Show { id } => {
+            let dataset = platform
+                .get(&["api", "datasets", &id.to_string()], &[])
                 .await?;
+            output.result(&dataset, add::in_words)
+        }
+        Command::Delete { id, force } => {
+            let request =
+                platform.request(Method::DELETE, &["api", "datasets", &id.to_string()])?;
+            let request = if force {
+                request.query(&[("force", "true")])
+            } else {
+                request
+            };
+            platform.json(request).await?;
             output.result(&json!({ "id": id, "deleted": true }), |_| {
                 format!("data set {id} is deleted")
             })

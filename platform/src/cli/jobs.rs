@@ -3,17 +3,17 @@
 pub mod download;
 mod export;
 mod progress;
+mod show;
 pub mod submit;
 pub mod watch;
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, bytes, cell, figure, items, pairs, printable, table, time, time_span};
+use super::output::{Output, cell, figure, items, printable, table, time};
 
 /// Commands on jobs.
 #[derive(Subcommand)]
@@ -51,10 +51,27 @@ pub enum Command {
         /// The job's number.
         id: u64,
     },
+    /// Delete a job with its checkpoints and all that it made.
+    Delete {
+        /// The job's number.
+        id: u64,
+    },
     /// Fetch what a job made.
     Download(download::Options),
     /// Have what a job made written in another form: merged weights, or GGUF for llama.cpp.
     Export(export::Options),
+    /// List a job's exports and how they stand.
+    Exports {
+        /// The job's number.
+        id: u64,
+    },
+    /// Cancel an export, or delete the files of one that has ended.
+    DeleteExport {
+        /// The job's number.
+        id: u64,
+        /// The export's number, as `jobs exports` shows it.
+        export: u64,
+    },
 }
 
 /// Where a job stands.
@@ -98,7 +115,7 @@ pub async fn run(
         }
         Command::Show { id } => {
             let job = platform.get(&["api", "jobs", &id.to_string()], &[]).await?;
-            output.result(&job, job_in_words)?;
+            output.result(&job, show::in_words)?;
         }
         Command::Logs { id } => {
             let log = platform
@@ -127,6 +144,16 @@ pub async fn run(
                 }
                 words
             })?;
+        }
+        Command::Delete { id } => {
+            platform.delete(&["api", "jobs", &id.to_string()]).await?;
+            output.result(&json!({"id": id, "deleted": true}), |_| {
+                format!("job {id} is deleted")
+            })?;
+        }
+        Command::Exports { id } => export::list(id, platform, output).await?,
+        Command::DeleteExport { id, export } => {
+            export::delete(id, export, platform, output).await?;
         }
         Command::Download(options) => download::run(&options, platform, output).await?,
     }
@@ -167,6 +194,7 @@ fn list_in_words(list: &Value) -> String {
         vec![
             cell(job, "/id"),
             cell(job, "/name"),
+            cell(job, "/base_model/huggingface_id"),
             cell(job, "/status"),
             step.replace("-/-", "-"),
             figure(job, "/progress/loss"),
@@ -176,52 +204,9 @@ fn list_in_words(list: &Value) -> String {
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
     table(
-        &["ID", "NAME", "STATUS", "STEP", "LOSS", "WORKER", "CREATED"],
+        &[
+            "ID", "NAME", "MODEL", "STATUS", "STEP", "LOSS", "WORKER", "CREATED",
+        ],
         &rows,
     )
-}
-
-fn job_in_words(job: &Value) -> String {
-    let eta = job["eta_seconds"]
-        .as_f64()
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let step = format!(
-        "{} of {}",
-        cell(job, "/progress/step"),
-        cell(job, "/progress/total_steps")
-    );
-    let all = [
-        ("id", cell(job, "/id")),
-        ("name", cell(job, "/name")),
-        ("status", cell(job, "/status")),
-        ("attempt", cell(job, "/attempt")),
-        ("waits because", cell(job, "/waiting_because")),
-        ("begins anew", cell(job, "/begins_anew_because")),
-        ("error", cell(job, "/error")),
-        ("failure", cell(job, "/failure_kind")),
-        ("worker", cell(job, "/worker_id")),
-        ("epoch", cell(job, "/progress/epoch")),
-        ("step", step.replace("- of -", "-")),
-        ("loss", figure(job, "/progress/loss")),
-        ("time left", eta.map_or_else(|| "-".to_owned(), time_span)),
-        ("created", time(job, "/created_at")),
-        ("started", time(job, "/started_at")),
-        ("ended", time(job, "/ended_at")),
-    ];
-    let known: Vec<_> = all.into_iter().filter(|(_, value)| value != "-").collect();
-    let mut words = pairs(&known);
-    for (name, place) in [("checkpoints", "/step"), ("artifacts", "/path")] {
-        let files = job[name].as_array().map(Vec::as_slice).unwrap_or_default();
-        if files.is_empty() {
-            continue;
-        }
-        words.push_str(&format!("\n{name}"));
-        for file in files {
-            let size = file["size_bytes"]
-                .as_u64()
-                .map_or_else(|| "-".to_owned(), bytes);
-            words.push_str(&format!("\n  {}  {size}", cell(file, place)));
-        }
-    }
-    words
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::client::Platform;
 use super::error::CliError;
-use super::output::{Output, cell, items, pairs, table, time};
+use super::output::{Output, cell, items, pairs, printable, table, time};
 
 /// Commands on workers.
 #[derive(Subcommand)]
@@ -27,7 +27,16 @@ pub enum Command {
         /// The worker's number, as `workers list` shows it.
         id: u64,
     },
-    /// Forget a worker; its key is void and its connection is closed.
+    /// Give a worker a new key, and print it, this once; the old one is void.
+    RotateKey {
+        /// The worker's number, as `workers list` shows it.
+        id: u64,
+        /// Send the key to the worker, which must be connected, instead of printing it.
+        #[arg(long)]
+        deliver: bool,
+    },
+    /// Forget a worker; its key is void and its connection is closed. Revoke the enrolment key that it joined with
+    /// too: as long as that is valid, the machine can join anew.
     Delete {
         /// The worker's number, as `workers list` shows it.
         id: u64,
@@ -59,6 +68,17 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
                 .post(&["api", "workers", &id.to_string(), "resume"], &json!({}))
                 .await?;
             output.result(&worker, |_| format!("worker {id} is given jobs again"))
+        }
+        Command::RotateKey { id, deliver } => {
+            let path = ["api", "workers", &id.to_string(), "rotate-key"];
+            let made = platform.post(&path, &json!({"deliver": deliver})).await?;
+            output.result(&made, |made| match made["key"].as_str() {
+                Some(key) => format!(
+                    "the new key of worker {id}; it is shown this once:\n\n  {}\n\nstart the worker with it as WORKER_KEY",
+                    printable(key)
+                ),
+                None => format!("worker {id} was sent its new key"),
+            })
         }
         Command::Delete { id } => {
             platform

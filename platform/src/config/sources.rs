@@ -181,6 +181,20 @@ impl<'a> Resolver<'a> {
             .unwrap_or_else(|| check(default).expect("a default passes its own check"))
     }
 
+    /// Says that settings which are good by themselves do not go together: told of the first of them that was set.
+    pub(super) fn refuse(&mut self, names: [&str; 2], message: &str) {
+        let set = names.into_iter().find_map(|name| {
+            let (_, source) = self.sources.raw(known(name)?)?;
+            (source != Source::Default).then(|| (name.to_owned(), source))
+        });
+        let (name, source_of_value) = set.unwrap_or((names[0].to_owned(), Source::Default));
+        self.problems.push(SettingProblem {
+            name,
+            source_of_value,
+            message: message.to_owned(),
+        });
+    }
+
     /// All settings with their values in force.
     pub(super) fn finish(self) -> Result<Vec<ShownSetting>, ConfigError> {
         if !self.problems.is_empty() {

@@ -30,6 +30,7 @@ use url::Url;
 
 use super::check::check;
 use super::report::{Finding, Outcome, Problem, Report, Rule};
+use line::{Ask, Shown};
 use session::Session;
 
 pub use line::{Authority, authorities};
@@ -80,7 +81,8 @@ const CHECKS: &[&[Check]] = &[
     general::CHECKS,
 ];
 
-/// Plays against the coordinator, one check after the other; `progress` is told of each finding.
+/// Plays against the coordinator, one check after the other; `progress` is told of each finding. Where there is
+/// nothing to play against the report only says why.
 ///
 /// # Errors
 /// The HTTP client does not start.
@@ -90,7 +92,13 @@ pub async fn judge(
     mut progress: impl FnMut(&Finding),
 ) -> reqwest::Result<Report> {
     let mut session = Session::new(target, pace)?;
-    let mut report = Report::default();
+    let mut report = Report {
+        not_judged: obstacle(&mut session).await,
+        ..Report::default()
+    };
+    if report.not_judged.is_some() {
+        return Ok(report);
+    }
     for check in CHECKS.iter().copied().flatten() {
         let finding = Finding {
             rule: check.rule,
@@ -100,6 +108,35 @@ pub async fn judge(
         report.findings.push(finding);
     }
     Ok(report)
+}
+
+/// Why nothing can be judged there: nobody answers, there is no session, or it does not let the judge in.
+async fn obstacle(session: &mut Session) -> Option<String> {
+    let worker = session.newcomer();
+    let ask = Ask::get("gorev", format!("isci={worker}"));
+    let answer = match session.line.ask(ask).await {
+        Ok(answer) => answer,
+        Err(Problem::Broken { got: why, .. } | Problem::Blocked(why)) => return Some(why),
+    };
+    match answer.status {
+        401 if !session.line.has_key() => {
+            Some("the session wants its shared key: give it with --anahtar".to_owned())
+        }
+        401 => Some(format!(
+            "the session refuses the key that was given: {}",
+            answer.describe()
+        )),
+        404 => {
+            let ask = Ask::get("bilgi", "").showing(Shown::Nothing);
+            let is_elsewhere =
+                matches!(session.line.ask(ask).await, Ok(answer) if answer.status == 404);
+            is_elsewhere.then(|| {
+                let url = session.line.base();
+                format!("there is no session at {url}: {}", answer.describe())
+            })
+        }
+        _ => None,
+    }
 }
 
 /// All rules that a coordinator is judged by, in order.

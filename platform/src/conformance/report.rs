@@ -141,6 +141,8 @@ impl From<Outcome<()>> for Verdict {
 pub struct Report {
     /// The findings.
     pub findings: Vec<Finding>,
+    /// Why nothing was judged at all.
+    pub not_judged: Option<String>,
 }
 
 impl Report {
@@ -161,12 +163,16 @@ impl Report {
                 "skipped": self.count(level, |verdict| matches!(verdict, Verdict::Skip { .. })),
             })
         };
-        json!({
+        let mut report = json!({
             "conforms": self.conforms(),
             "required": of(Level::Required),
             "recommended": of(Level::Recommended),
             "rules": self.findings,
-        })
+        });
+        if let Some(why) = &self.not_judged {
+            report["not_judged"] = json!(why);
+        }
+        report
     }
 
     fn count(&self, level: Level, holds: impl Fn(&Verdict) -> bool) -> usize {
@@ -227,6 +233,7 @@ mod tests {
                 finding(Level::Required, skipped),
                 finding(Level::Recommended, fail()),
             ],
+            not_judged: None,
         };
         assert_eq!(
             report.to_json(),
@@ -242,6 +249,16 @@ mod tests {
                 ],
             })
         );
+    }
+
+    #[test]
+    fn where_nothing_was_judged_nothing_conforms_and_the_report_says_why() {
+        let report = Report {
+            not_judged: Some("nobody answers".to_owned()),
+            ..Report::default()
+        };
+        assert!(!report.conforms());
+        assert_eq!(report.to_json()["not_judged"], "nobody answers");
     }
 
     #[test]

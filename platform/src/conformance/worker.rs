@@ -116,6 +116,7 @@ impl Judge {
         });
         Report {
             findings: findings.collect(),
+            not_judged: None,
         }
     }
 }

@@ -249,16 +249,27 @@ pub async fn preview(
     Ok(web::Json(Preview { items }))
 }
 
+/// How a data set is to be deleted.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct DeleteQuery {
+    /// Also where stopped or failed jobs could not be resumed without it.
+    #[serde(default)]
+    force: bool,
+}
+
 /// Deletes a data set and its file.
-#[utoipa::path(delete, path = "/api/datasets/{id}", tag = "data sets", params(("id" = i64, Path)), responses(
+#[utoipa::path(delete, path = "/api/datasets/{id}", tag = "data sets", params(("id" = i64, Path), DeleteQuery), responses(
     (status = 204, description = "deleted"),
     (status = 404, description = "no such data set"),
-    (status = 409, description = "a job that has not ended uses it"),
+    (status = 409, description = "a job that has not ended uses it, or one that could be resumed (then `force` deletes it all the same)"),
 ))]
 pub async fn delete(
     state: web::Data<AppState>,
     user: CurrentUser,
     PathId(id): PathId<DatasetId>,
+    StrictQuery(query): StrictQuery<DeleteQuery>,
 ) -> Result<HttpResponse, ApiError> {
     let dataset = visible(&state, &user, id).await?;
     user.require_change(dataset.owner_id, "data set")?;
@@ -274,6 +285,10 @@ pub async fn delete(
                     "a job, an evaluation or a federated session that has not ended uses this data set";
                 return Err(ApiError::new(ErrorCode::InUse, message));
             }
+            let resumable = jobs::store::resumable_on(connection, id)?;
+            if !query.force && !resumable.is_empty() {
+                return Err(ApiError::new(ErrorCode::InUse, needed_by(&resumable)));
+            }
             Ok(store::mark_deleting(connection, id.get())?)
         })
         .await?;
@@ -286,6 +301,20 @@ pub async fn delete(
         .write::<_, DatabaseError, _>(move |c| store::mark_deleted(c, id.get()))
         .await?;
     Ok(HttpResponse::NoContent().finish())
+}
+
+/// What is said of a data set that jobs need which could go on.
+fn needed_by(jobs: &[i64]) -> String {
+    const NAMED: usize = 5;
+    let mut names: Vec<_> = jobs.iter().take(NAMED).map(i64::to_string).collect();
+    if jobs.len() > NAMED {
+        names.push(format!("{} more", jobs.len() - NAMED));
+    }
+    format!(
+        "stopped or failed jobs could not go on from their checkpoints without this data set: {}; delete the jobs \
+         first, or delete the data set by force",
+        names.join(", ")
+    )
 }
 
 async fn visible(state: &AppState, user: &CurrentUser, id: DatasetId) -> Result<Dataset, ApiError> {

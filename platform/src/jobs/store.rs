@@ -432,6 +432,28 @@ pub fn uses_dataset(
     Ok(found.is_some())
 }
 
+/// The jobs on a data set that have ended and could go on from a checkpoint.
+///
+/// # Errors
+/// Those of the database.
+pub fn resumable_on(
+    connection: &mut DbConnection,
+    dataset: DatasetId,
+) -> Result<Vec<i64>, DatabaseError> {
+    let ended = [JobStatus::Stopped.as_str(), JobStatus::Failed.as_str()];
+    let ids: Vec<i64> = jobs::table
+        .filter(jobs::dataset_id.eq(dataset.get()))
+        .filter(jobs::status.eq_any(ended))
+        .select(jobs::id)
+        .load(connection)?;
+    Ok(checkpoints::table
+        .filter(checkpoints::job_id.eq_any(ids))
+        .order(checkpoints::job_id.asc())
+        .select(checkpoints::job_id)
+        .distinct()
+        .load(connection)?)
+}
+
 /// Removes a job with its history. Its files are removed by who calls this.
 ///
 /// # Errors

@@ -89,6 +89,8 @@ pub struct Connection {
     pub(super) link: Option<Link>,
     /// Whether the next try uses the key from the settings although there is a stored one.
     pub(super) try_given_key: bool,
+    /// Whether the platform has said, in this run, that this worker was deleted.
+    pub(super) deleted: bool,
     pub(super) waiting: VecDeque<FromWorker>,
     pub(super) delivery: Delivery,
     pub(super) error_answers: VecDeque<Instant>,
@@ -139,6 +141,7 @@ impl Connection {
             try_given_key: parts
                 .identity
                 .is_outdated_by(parts.config.worker_key.as_ref()),
+            deleted: false,
             identity: parts.identity,
             key: parts.key,
             hardware: parts.hardware,

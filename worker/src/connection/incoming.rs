@@ -138,6 +138,7 @@ impl Connection {
         }
         link.state = LinkState::Registered;
         self.backoff.reset();
+        self.deleted = false;
         self.keep_accepted_key();
         tracing::info!(platform.url = %self.config.platform, "connected");
         let hardware = self.hardware.clone();
@@ -173,7 +174,14 @@ impl Connection {
             false => "identity.json",
         };
         let shown = key_of(self.try_given_key || stored.is_none());
-        if both {
+        if self.deleted && stored.is_some() && !self.try_given_key {
+            // Joining anew by itself would undo what the administrator has decided.
+            tracing::error!(
+                reason,
+                "this worker was deleted at the platform; it joins anew only when it is started again with an \
+                 enrolment key that is still valid"
+            );
+        } else if both {
             self.try_given_key = !self.try_given_key;
             tracing::error!(
                 reason,
@@ -273,11 +281,14 @@ impl Connection {
                 reason,
                 "the worker's key is refused, revoked or replaced"
             ),
-            close::NOT_ALLOWED => tracing::error!(
-                close.code = code,
-                reason,
-                "the worker is not allowed any more"
-            ),
+            close::NOT_ALLOWED => {
+                tracing::error!(
+                    close.code = code,
+                    reason,
+                    "the worker is not allowed any more"
+                );
+                self.deleted = true;
+            }
             close::TOO_BIG => tracing::error!(
                 close.code = code,
                 reason,

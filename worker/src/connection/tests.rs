@@ -339,6 +339,24 @@ async fn a_refused_key_is_tried_again_in_turn_with_the_one_from_the_settings() {
 }
 
 #[actix_rt::test]
+async fn a_deleted_worker_does_not_join_anew_by_itself() {
+    let platform = FakePlatform::start().await;
+    let state = tempfile::tempdir().unwrap();
+    enrolled_before(state.path());
+    let _worker = start(config(&platform, state.path()));
+    let (session, _) = platform.registered().await;
+    session.close(4403).await;
+    for _ in 0..3 {
+        let mut session = platform.session().await;
+        assert_eq!(session.receive("authenticate").await["api_key"], "wkr_old");
+        session
+            .send(json!({"type": "auth_failed", "reason": "Invalid API key"}))
+            .await;
+        session.close(4401).await;
+    }
+}
+
+#[actix_rt::test]
 async fn g002_a_replaced_worker_waits_at_least_the_longest_delay() {
     let (platform, _state, _worker) = started().await;
     let (session, _) = platform.registered().await;

@@ -11,6 +11,7 @@ use tokio::fs::File;
 use tokio_util::io::ReaderStream;
 use trainyard_shared::dataset::DatasetFormat;
 
+use super::check::problems_in_words;
 use super::shapes_in_words;
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
@@ -70,10 +71,11 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
         .body(Body::wrap_stream(chunks));
     let made = platform.json(request).await;
     bar.finish_and_clear();
-    output.result(&made?, made_in_words)
+    output.result(&made?, in_words)
 }
 
-fn made_in_words(dataset: &Value) -> String {
+/// A data set in words.
+pub fn in_words(dataset: &Value) -> String {
     let size = dataset["bytes"]
         .as_u64()
         .map_or_else(|| "-".to_owned(), bytes);
@@ -83,12 +85,12 @@ fn made_in_words(dataset: &Value) -> String {
         cell(dataset, "/rows"),
         shapes_in_words(&dataset["row_shapes"])
     );
-    for problem in dataset["problems"].as_array().into_iter().flatten() {
-        words.push_str(&format!(
-            "\n  {}: {}",
-            cell(problem, "/place"),
-            cell(problem, "/message")
-        ));
+    let problems = dataset["problems"].as_array().map(Vec::as_slice);
+    words.push_str(&problems_in_words(problems.unwrap_or_default()));
+    if dataset["rows"].is_u64() && dataset["rows"] == dataset["untrainable_rows"] {
+        words.push_str(
+            "\nthere is nothing to train on: jobs on it will fail, but for those with train_on=all where it holds chats",
+        );
     }
     words
 }
@@ -100,4 +102,20 @@ fn upload_bar(length: u64, output: &Output) -> ProgressBar {
     let style =
         ProgressStyle::with_template("{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
     ProgressBar::new(length).with_style(style.expect("the template is fixed and valid"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_data_set_with_nothing_to_train_on_is_told_so_when_it_is_added() {
+        let mut made = json!({"id": 4, "rows": 2, "untrainable_rows": 2, "row_shapes": {"messages": 2}, "bytes": 64});
+        let told = in_words(&made);
+        assert!(told.contains("there is nothing to train on"), "{told}");
+        made["untrainable_rows"] = json!(1);
+        let told = in_words(&made);
+        assert!(!told.contains("nothing to train on"), "{told}");
+    }
 }

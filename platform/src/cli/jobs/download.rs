@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
-use crate::cli::output::{Output, bytes, cell, items, remark};
+use crate::cli::output::{Output, bytes, cell, items, printable, remark};
 
 /// What the paths of exports' files begin with.
 const EXPORTS: &str = "exports/";
@@ -75,6 +75,17 @@ pub async fn fetch_export(
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
+    let path = [
+        "api",
+        "jobs",
+        &job.to_string(),
+        "exports",
+        &export.to_string(),
+    ];
+    let shown = platform.get(&path, &[]).await?;
+    if shown["files"].as_array().is_none_or(Vec::is_empty) {
+        return Err(nothing_yet(&format!("export {export}"), &shown));
+    }
     let own = format!("export-{export}");
     let folder = folder.unwrap_or(Path::new(&own));
     let prefix = format!("{EXPORTS}{export}/");
@@ -124,11 +135,8 @@ async fn fetch(
         .map(|artifact| Artifact::read_below(artifact, prefix.unwrap_or_default()))
         .collect::<Result<Vec<_>, _>>()?;
     if artifacts.is_empty() {
-        let whose = match prefix {
-            Some(prefix) => prefix.trim_end_matches('/').to_owned(),
-            None => format!("{} {id}", maker.word),
-        };
-        return Err(CliError::Input(format!("{whose} has no files (yet)")));
+        let shown = platform.get(&["api", maker.collection, &id], &[]).await?;
+        return Err(nothing_yet(&format!("{} {id}", maker.word), &shown));
     }
     let mut files = Vec::new();
     for artifact in &artifacts {
@@ -143,6 +151,16 @@ async fn fetch(
         output.line(&json!({ "id": maker.id, "folder": folder, "files": files }).to_string())?;
     }
     Ok(())
+}
+
+/// Why there is nothing to fetch: what makes the files has failed, or has not come to its end.
+fn nothing_yet(whose: &str, shown: &Value) -> CliError {
+    let status = cell(shown, "/status");
+    let why = match shown["error"].as_str() {
+        Some(error) => format!("{status}: {}", printable(error)),
+        None => status,
+    };
+    CliError::Input(format!("{whose} has no files; it is {why}"))
 }
 
 impl Artifact {
@@ -211,6 +229,20 @@ impl Artifact {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_there_is_nothing_to_fetch_it_is_said_why() {
+        let failed = json!({"status": "failed", "error": "no such model"});
+        assert_eq!(
+            nothing_yet("job 1", &failed).to_string(),
+            "job 1 has no files; it is failed: no such model"
+        );
+        let queued = json!({"status": "queued", "error": null});
+        assert_eq!(
+            nothing_yet("export 7", &queued).to_string(),
+            "export 7 has no files; it is queued"
+        );
+    }
 
     #[test]
     fn a_path_that_leaves_its_folder_is_refused() {

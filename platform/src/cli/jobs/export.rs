@@ -9,7 +9,7 @@ use trainyard_shared::ExportFormat;
 use super::download::fetch_export;
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
-use crate::cli::output::{Output, bytes, cell};
+use crate::cli::output::{Output, bytes, cell, items, table, time};
 use crate::cli::task::{Task, exit_code};
 
 /// Options of `jobs export`.
@@ -73,6 +73,59 @@ pub async fn run(
         fetch_export(options.id, export, Some(folder), platform, output).await?;
     }
     Ok(exit_code)
+}
+
+/// Lists the exports of a job.
+pub async fn list(job: u64, platform: &Platform, output: &Output) -> Result<(), CliError> {
+    let path = ["api", "jobs", &job.to_string(), "exports"];
+    output.result(&platform.all(&path, &[]).await?, list_in_words)
+}
+
+/// Cancels an export that is under way; deletes one that has ended.
+pub async fn delete(
+    job: u64,
+    export: u64,
+    platform: &Platform,
+    output: &Output,
+) -> Result<(), CliError> {
+    let path = [
+        "api",
+        "jobs",
+        &job.to_string(),
+        "exports",
+        &export.to_string(),
+    ];
+    let before = platform.get(&path, &[]).await?;
+    platform.delete(&path).await?;
+    let deleted = !before["ended_at"].is_null();
+    let word = if deleted { "deleted" } else { "cancelled" };
+    output.result(&json!({"id": export, "deleted": deleted}), |_| {
+        format!("export {export} of job {job} is {word}")
+    })
+}
+
+fn list_in_words(list: &Value) -> String {
+    let row = |export: &Value| {
+        let files = export["files"].as_array().into_iter().flatten();
+        let size: u64 = files.filter_map(|file| file["size_bytes"].as_u64()).sum();
+        vec![
+            cell(export, "/id"),
+            cell(export, "/format"),
+            cell(export, "/status"),
+            if size > 0 {
+                bytes(size)
+            } else {
+                "-".to_owned()
+            },
+            time(export, "/created_at"),
+            cell(export, "/error"),
+        ]
+    };
+    let rows: Vec<_> = items(list).iter().map(row).collect();
+    table(
+        &["ID", "FORMAT", "STATUS", "SIZE", "CREATED", "ERROR"],
+        &rows,
+    )
 }
 
 fn in_words(export: &Value) -> String {

@@ -5,21 +5,27 @@ use std::path::{Path, PathBuf};
 use chrono::Local;
 use clap::Args;
 use serde_json::{Map, Value, json};
+use trainyard_platform::config::{Config, Sources};
 use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::training::TrainingConfig;
+use trainyard_worker::config::ModelSettings;
 use trainyard_worker::engine::EngineError;
 use trainyard_worker::engine::data::{DataFile, TokenFigures, measure};
 use trainyard_worker::engine::weights::{ModelFiles, chat_of_folder};
+use trainyard_worker::tasks::base_model::ModelSource;
+use trainyard_worker::tasks::transfers::{Http, RetryPolicy};
 
+use crate::cli::block_on;
 use crate::cli::error::CliError;
 use crate::cli::output::cell;
 
 /// Options by which rows become tokens.
 #[derive(Args, Default)]
 pub(super) struct TokenOptions {
-    /// Count tokens as a job on this model would: a folder or a .gguf file.
+    /// Count tokens as a job on this model would: a folder, a .gguf file, or a name at the hub (looked for in
+    /// MODELS_DIR, then in the hub's cache on this machine).
     #[arg(long, value_name = "MODEL", conflicts_with = "tokenizer")]
-    model: Option<PathBuf>,
+    model: Option<String>,
     /// Count tokens with this tokenizer: a folder with tokenizer.json, which needs no weights.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
@@ -50,8 +56,8 @@ impl TokenOptions {
         let config = self.config()?;
         let refused = |error: EngineError| CliError::Input(error.to_string());
         let (chat, vocab_size) = match (&self.model, &self.tokenizer) {
-            (Some(model), _) => {
-                let model = ModelFiles::open(model).map_err(refused)?;
+            (Some(name), _) => {
+                let model = ModelFiles::open(&found(name)?).map_err(refused)?;
                 let chat = model.chat(Local::now()).map_err(refused)?;
                 (chat, Some(model.config.vocab_size))
             }
@@ -89,6 +95,27 @@ impl TokenOptions {
     }
 }
 
+/// The files of a model: at that path or, by its name at the hub, on this machine.
+fn found(name: &str) -> Result<PathBuf, CliError> {
+    let path = PathBuf::from(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    let config = Config::resolve(&Sources::from_environment())
+        .map_err(|error| CliError::Input(error.to_string()))?;
+    let local = ModelSettings {
+        hub_offline: true,
+        ..config.models
+    };
+    let source = Http::new(RetryPolicy::default())
+        .map(|http| ModelSource::new(local, http))
+        .map_err(|error| CliError::Input(error.to_string()))?;
+    block_on(async {
+        let found = source.find_description(name).await;
+        found.map_err(|error| CliError::Input(error.to_string()))
+    })
+}
+
 /// The figures for a person.
 pub(super) fn in_words(figures: &Value) -> String {
     let count = |name: &str| figures[name].as_u64().unwrap_or(0);
@@ -123,7 +150,8 @@ pub(super) fn in_words(figures: &Value) -> String {
             "\nthe chat template or tokenizer refuses: {}",
             count("unrenderable_rows")
         );
-        words += &super::problems_in_words(&figures["problems"]);
+        let problems = figures["problems"].as_array().map(Vec::as_slice);
+        words += &super::problems_in_words(problems.unwrap_or_default());
     }
     words += &format!(
         "\nan epoch: {} tokens of {} rows, {} of them learned, {:.1} % masked",
