@@ -181,7 +181,7 @@ pub async fn delete(
         .get(id)
         .and_then(|one| one.session())
     {
-        session.retire();
+        session.retire().await;
     }
     state.actors.coordinators.remove(id);
     Ok(HttpResponse::NoContent().finish())

@@ -192,8 +192,9 @@ impl Session {
     }
 
     /// Ends its actor: the session is deleted.
-    pub fn retire(&self) {
-        self.actor.do_send(Retire);
+    pub async fn retire(&self) {
+        // Fails only where it has ended already.
+        let _ = self.actor.send(Retire).await;
     }
 
     /// Takes a result in: it is checked whole against the global adapter, then stored, then counted. Whatever

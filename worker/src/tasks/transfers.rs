@@ -63,8 +63,8 @@ pub enum TransferError {
     },
     /// There is too little room on the disk; nothing of it was begun, or it was broken off before the disk was full.
     #[error(
-        "{name}: no room: {} MiB are needed and {} MiB of the disk are free, of which {} MiB stay free",
-        needed_bytes.div_ceil(1 << 20), free_bytes >> 20, kept_bytes.div_ceil(1 << 20)
+        "{name}: the disk is too full: {} KiB are needed and {} KiB are free, of which {} KiB stay free",
+        needed_bytes.div_ceil(1 << 10), free_bytes >> 10, kept_bytes.div_ceil(1 << 10)
     )]
     NoRoom {
         /// The file.

@@ -16,6 +16,9 @@ const EDGE: char = '\u{fdd1}';
 /// Stands for an answer while its place is looked for.
 const PLACEHOLDER: &str = "\u{fdd1}answer\u{fdd1}";
 
+/// Answers' indices, and where the rendered chat holds their contents, in bytes.
+type Places = Vec<(usize, Range<usize>)>;
+
 /// A model's tokenizer and chat template together.
 #[derive(Debug)]
 pub struct Chat {
@@ -159,11 +162,7 @@ impl Chat {
     }
 
     /// Where in `rendered` the content of each answer stands that the template renders, by the answer's index.
-    fn places(
-        &self,
-        turns: &[Turn],
-        rendered: &str,
-    ) -> Result<Vec<(usize, Range<usize>)>, EngineError> {
+    fn places(&self, turns: &[Turn], rendered: &str) -> Result<Places, EngineError> {
         if let Some(places) = self.places_at_once(turns, rendered)? {
             return Ok(places);
         }
@@ -181,7 +180,7 @@ impl Chat {
         &self,
         turns: &[Turn],
         rendered: &str,
-    ) -> Result<Option<Vec<(usize, Range<usize>)>>, EngineError> {
+    ) -> Result<Option<Places>, EngineError> {
         let mut probe = turns.to_vec();
         for index in answers(turns) {
             probe[index].content = format!("{EDGE}{index}{EDGE}");

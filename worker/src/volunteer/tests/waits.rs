@@ -43,7 +43,7 @@ async fn a_disk_without_room_is_waited_for_at_growing_delays() {
         matches!(result, Err(VolunteerError::Stopped { .. })),
         "{result:?}"
     );
-    assert!(faults.iter().all(|(reason, _)| reason.contains("no room")));
+    assert!(faults.iter().all(|(reason, _)| reason.contains("too full")));
     assert!(faults[2].1 > faults[0].1, "{faults:?}");
     let files = fs::read_dir(bench.path("state/volunteer")).unwrap();
     let session = files.flatten().find(|entry| entry.path().is_dir()).unwrap();
