@@ -1,0 +1,157 @@
+//! Products of every layout against their definition.
+
+use super::*;
+use crate::{
+    device::padded_tokens,
+    ops::test_values::{assert_close, blocks, values},
+};
+
+/// `x w^T` by rows, in f64.
+fn reference(x: &[f32], w: &[f32], depth: usize) -> Vec<f64> {
+    let dot = |a: &[f32], b: &[f32]| {
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from(*a) * f64::from(*b))
+            .sum()
+    };
+    x.chunks(depth)
+        .flat_map(|x| w.chunks(depth).map(move |w| dot(x, w)))
+        .collect()
+}
+
+fn transposed(w: &[f32], columns: usize) -> Vec<f32> {
+    (0..columns)
+        .flat_map(|c| w[c..].iter().step_by(columns).copied())
+        .collect()
+}
+
+#[test]
+fn products_of_every_layout_agree_with_their_definition() {
+    for (tokens, rows, depth) in [
+        (1, 1, 1),
+        (33, 16, 24),
+        (70, 40, 64),
+        (96, 13, 7),
+        (40, 192, 100),
+        (32, 30, 36),
+    ] {
+        let x = values(1, tokens * depth);
+        let w = values(2, rows * depth);
+        let expected = reference(&x, &w, depth);
+        let x = blocks(&x, tokens);
+        let input = Activations::new(&x, depth);
+        let wt = transposed(&w, depth);
+        let weight = WeightMatrix::from_f32(&w, rows, depth).unwrap();
+        let weight_t = WeightMatrix::from_f32(&wt, depth, rows).unwrap();
+        for matrix in [
+            Matrix::Weight(&weight),
+            Matrix::WeightTransposed(&weight_t),
+            Matrix::Rows(&w, depth),
+            Matrix::RowsTransposed(&wt, rows),
+        ] {
+            let mut y = vec![f32::NAN; padded_tokens(tokens) * rows];
+            let mut y = ActivationsMut::new(&mut y, rows);
+            multiply(&mut y, Start::Zero, &[Product { matrix, input }], 1.0);
+            assert_close(
+                "product",
+                &y.view().to_rows(tokens),
+                &expected,
+                1e-6 * depth as f64,
+            );
+        }
+    }
+}
+
+#[test]
+fn sums_of_products_start_where_they_are_told() {
+    let (tokens, rows, depth, rank) = (45, 26, 20, 6);
+    let (x, w) = (values(1, tokens * depth), values(2, rows * depth));
+    let (u, b) = (values(3, tokens * rank), values(4, rows * rank));
+    let start = values(5, tokens * rows);
+    let sum = |scale: f64, starts: f64| -> Vec<f64> {
+        let terms = reference(&x, &w, depth)
+            .into_iter()
+            .zip(reference(&u, &b, rank));
+        let sums = terms
+            .zip(&start)
+            .map(|((a, b), s)| scale * (a + b + starts * f64::from(*s)));
+        sums.collect()
+    };
+    let weight = WeightMatrix::from_f32(&w, rows, depth).unwrap();
+    let (xb, ub, sb) = (
+        blocks(&x, tokens),
+        blocks(&u, tokens),
+        blocks(&start, tokens),
+    );
+    let products = [
+        Product {
+            matrix: Matrix::Weight(&weight),
+            input: Activations::new(&xb, depth),
+        },
+        Product {
+            matrix: Matrix::Rows(&b, rank),
+            input: Activations::new(&ub, rank),
+        },
+    ];
+    let mut data = sb.clone();
+    let mut y = ActivationsMut::new(&mut data, rows);
+    multiply(
+        &mut y,
+        Start::From(Activations::new(&sb, rows)),
+        &products,
+        0.5,
+    );
+    assert_close(
+        "product",
+        &y.view().to_rows(tokens),
+        &sum(0.5, 1.0),
+        1e-6 * depth as f64,
+    );
+    multiply(&mut y, Start::Zero, &products, 2.0);
+    assert_close(
+        "product",
+        &y.view().to_rows(tokens),
+        &sum(2.0, 0.0),
+        1e-6 * depth as f64,
+    );
+}
+
+#[test]
+fn a_pair_is_the_same_bits_within_its_products_tasks_and_apart_from_them() {
+    let (tokens, rows, depth, rank) = (130, 110, 3000, 5);
+    let (x, w) = (values(1, tokens * depth), values(2, rows * depth));
+    let (a, b) = (values(3, rank * depth), values(4, rows * rank));
+    let xb = blocks(&x, tokens);
+    let input = Activations::new(&xb, depth);
+    let weight = WeightMatrix::from_f32(&w, rows, depth).unwrap();
+    let main = Product {
+        matrix: Matrix::Weight(&weight),
+        input,
+    };
+    let on = |threads: usize| {
+        let mut y = vec![f32::NAN; padded_tokens(tokens) * rows];
+        let mut u = vec![f32::NAN; padded_tokens(tokens) * rank];
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads);
+        pool.build().unwrap().install(|| {
+            multiply_with_inner(
+                &mut ActivationsMut::new(&mut y, rows),
+                Start::Zero,
+                main,
+                &mut ActivationsMut::new(&mut u, rank),
+                (&a, &b, 0.5),
+            );
+        });
+        (y, u)
+    };
+    // One thread has five blocks for its one task, four have less than two for each of theirs.
+    let (y, u) = on(1);
+    assert!((&y, &u) == (&on(4).0, &on(4).1), "bits");
+    let inner: Vec<f64> = reference(&x, &a, depth).iter().map(|u| 0.5 * u).collect();
+    let u = Activations::new(&u, rank).to_rows(tokens);
+    assert_close("u", &u, &inner, 1e-6 * depth as f64);
+    let outer = reference(&u, &b, rank);
+    let sums = reference(&x, &w, depth).into_iter().zip(outer);
+    let expected: Vec<f64> = sums.map(|(main, pair)| main + pair).collect();
+    let y = Activations::new(&y, rows).to_rows(tokens);
+    assert_close("y", &y, &expected, 1e-6 * depth as f64);
+}
