@@ -9,7 +9,7 @@
 //!
 //! Steps are numbered over all rounds: step `s` of round `r` is step `r * steps + s` of a run, by which data, dropout
 //! and learning rate go. So the same weights, data, config and round give the same bytes on the same device, however
-//! much memory is free: micro-batches are of [`MICRO_BATCH_TOKENS`] tokens at most, and where memory is short activations
+//! much memory is free: micro-batches are of `MICRO_BATCH_TOKENS` tokens at most, and where memory is short activations
 //! are computed again, which changes no bit. Only where that is not enough are micro-batches made smaller, with a warning.
 
 mod data;
