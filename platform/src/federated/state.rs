@@ -8,7 +8,7 @@
 //! 3. A worker that is lost, or fails, is not awaited any more; what it has delivered counts. One that fails is
 //!    asked again, and has to leave after [`MOST_FAILURES`] in a row.
 //! 4. As long as a round cannot come to `min_workers` results it has no deadline, and says whom it waits for.
-//! 5. The deadline follows what rounds took ([`times`]), never beyond the round timeout. Who has not delivered at
+//! 5. The deadline follows what rounds took (`times`), never beyond the round timeout. Who has not delivered at
 //!    its end, in a round that has too few results by then, gets the same time once more. Then it is taken for hung
 //!    and has to leave, so that its place is free for another or for itself.
 //! 6. With secure aggregation results stay with the workers until all that are awaited have one, or at the deadline
