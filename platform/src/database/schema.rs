@@ -262,6 +262,7 @@ diesel::table! {
         round -> BigInt,
         closing -> Bool,
         worker_times -> Nullable<Text>,
+        revealed_round -> Nullable<BigInt>,
         created_at -> Timestamp,
         ended_at -> Nullable<Timestamp>,
     }

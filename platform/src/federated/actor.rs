@@ -63,8 +63,14 @@ pub struct Happened(pub Event);
 pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseError> {
     let id = row.id();
     let settings = Arc::new(Settings::of(row)?);
-    let read = move |c: &mut _| Ok((store::workers(c, id)?, store::times(c, id)?));
-    let (known, times) = actors.database.read::<_, DatabaseError, _>(read).await?;
+    let read = move |c: &mut _| {
+        Ok((
+            store::workers(c, id)?,
+            store::times(c, id)?,
+            store::revealed_round(c, id)?,
+        ))
+    };
+    let (known, times, revealed_round) = actors.database.read::<_, DatabaseError, _>(read).await?;
     let (give, given) = tokio::sync::oneshot::channel();
     let (run, to_run) = tokio::sync::oneshot::channel::<FederatedSession>();
     let spawned = actors.arbiter.spawn_fn(move || {
@@ -98,9 +104,10 @@ pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseErro
         (stage, live.rounds.round(), results)
     };
     // The number of no attempt that was made before: a worker that kept keys must not take it for that one.
-    let masking = settings
-        .masking_rules()
-        .map(|rules| Masking::new(rules, u64::from(rand::random::<u32>()) << 20));
+    let masking = settings.masking_rules().map(|rules| {
+        let first = u64::from(rand::random::<u32>()) << 20;
+        Masking::new(rules, first, revealed_round == Some(round))
+    });
     let known = Known {
         stage,
         round,
@@ -203,6 +210,7 @@ enum Noted {
     Leaves(WorkerId),
     Failed(WorkerId, Option<Failed>),
     Times(Times),
+    Revealing(u64),
 }
 
 /// Effects on their way.
@@ -235,12 +243,17 @@ impl Carrying {
         for effect in effects {
             match effect {
                 Effect::Join(..) | Effect::Leave(_) => {}
-                Effect::NoteFailures(_) | Effect::NoteTimes => {}
+                Effect::NoteFailures(_) | Effect::NoteTimes | Effect::NoteRevealing => {}
                 Effect::Expect(_) | Effect::Deadline(_) => {}
                 Effect::Show => self.show().await,
                 Effect::Order(worker, order) => self.order(worker, order).await,
                 Effect::Ask(worker, ask) => self.ask(worker, ask).await,
                 Effect::Sum => self.sum(),
+                Effect::CloseUnchanged(workers) => {
+                    let (actors, rounds) = (self.actors.clone(), self.rounds.clone());
+                    let closing = sum::close_unchanged(actors, rounds, self.next.round(), workers);
+                    actix::spawn(closing);
+                }
                 Effect::Stop(worker) => {
                     self.send(worker, orders::stop(self.rounds.id())).await;
                 }
@@ -269,6 +282,7 @@ impl Carrying {
                     Noted::Failed(worker, self.next.failures().of(worker).cloned())
                 }
                 Effect::NoteTimes => Noted::Times(self.next.times().clone()),
+                Effect::NoteRevealing => Noted::Revealing(self.next.round()),
                 _ => continue,
             });
         }
@@ -286,6 +300,7 @@ impl Carrying {
                             store::note_failures(c, id, worker, failed.as_ref())?;
                         }
                         Noted::Times(times) => store::note_times(c, id, &times)?,
+                        Noted::Revealing(round) => store::note_revealing(c, id, round)?,
                     }
                 }
                 Ok(())

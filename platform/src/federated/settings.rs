@@ -14,8 +14,8 @@ use super::state::masking;
 use crate::database::{DatabaseError, from_json_text};
 use crate::rounds::store::SessionRow;
 
-/// Longest time of each stage of secure aggregation; else a quarter of the round timeout.
-const LONGEST_STAGE: Duration = Duration::from_secs(600);
+/// A stage of secure aggregation takes a quarter of the round timeout at first, and no longer than this.
+const LONGEST_FIRST_STAGE: Duration = Duration::from_secs(600);
 
 /// The settings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -86,12 +86,17 @@ impl Settings {
     /// How results become a sum that alone can be read; none where they are seen one by one.
     pub fn masking_rules(&self) -> Option<masking::Rules> {
         let secure = self.privacy.as_ref()?.secure_aggregation.as_ref()?;
-        let longest = Duration::try_from_secs_f64(self.round_timeout_seconds / 4.0);
+        let longest_stage = self.round_timeout();
         Some(masking::Rules {
             threshold: count(secure.threshold),
             at_least: count(self.min_workers),
-            stage_timeout: longest.map_or(LONGEST_STAGE, |longest| longest.min(LONGEST_STAGE)),
+            stage_timeout: (longest_stage / 4).min(LONGEST_FIRST_STAGE),
+            longest_stage,
         })
+    }
+
+    fn round_timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.round_timeout_seconds).unwrap_or(Duration::MAX)
     }
 
     /// Whether workers say how well they have learnt.
@@ -106,8 +111,7 @@ impl Settings {
             shards: self.shards,
             min_workers: count(self.min_workers),
             max_workers: count(self.max_workers),
-            round_timeout: Duration::try_from_secs_f64(self.round_timeout_seconds)
-                .unwrap_or(Duration::MAX),
+            round_timeout: self.round_timeout(),
             deadline_deviations: self.deadline_deviations,
             allowed: self
                 .worker_ids

@@ -392,9 +392,21 @@ impl Session {
         let Some(masking) = &mut self.masking else {
             return;
         };
-        masking.advance(now, effects);
+        for (worker, error) in masking.advance(now, effects) {
+            self.failed(worker, error, now, effects);
+        }
+        let Some(masking) = &mut self.masking else {
+            return;
+        };
+        if let Some(exposed) = masking.gives_up() {
+            let of = match exposed.is_empty() {
+                true => self.members.keys().copied().collect(),
+                false => exposed,
+            };
+            effects.push(Effect::CloseUnchanged(of));
+        }
         let are_enough = trained.len() >= masking.rules().fewest();
-        if is_time && are_enough && masking.may_begin(now) {
+        if is_time && are_enough && masking.may_begin() {
             masking.begin(trained, now, effects);
         }
     }

@@ -177,6 +177,36 @@ pub fn note_times(
     Ok(())
 }
 
+/// The round, from 0, in which shares were asked for last.
+///
+/// # Errors
+/// Those of the database.
+pub fn revealed_round(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+) -> Result<Option<u64>, DatabaseError> {
+    let round: Option<i64> = federated_sessions::table
+        .find(id.get())
+        .select(federated_sessions::revealed_round)
+        .first(connection)?;
+    Ok(round.map(natural))
+}
+
+/// The same, written down.
+///
+/// # Errors
+/// Those of the database.
+pub fn note_revealing(
+    connection: &mut DbConnection,
+    id: FederatedSessionId,
+    round: u64,
+) -> Result<(), DatabaseError> {
+    diesel::update(federated_sessions::table.find(id.get()))
+        .set(federated_sessions::revealed_round.eq(integer(round)))
+        .execute(connection)?;
+    Ok(())
+}
+
 fn set_takes_part(
     connection: &mut DbConnection,
     id: FederatedSessionId,

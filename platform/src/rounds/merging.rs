@@ -18,7 +18,7 @@ use super::keys;
 use super::scratch::{LocalFile, RESERVED_BYTES, Scratch};
 use super::store::{self, Outcome, ResultRow, SessionRow, natural};
 use crate::database::{Database, DatabaseError};
-use crate::storage::{ObjectStore, StorageError, StoredObject};
+use crate::storage::{ObjectStore, StorageError, StorageKey, StoredObject};
 
 /// Where the files come from and go to.
 pub struct Merging {
@@ -105,6 +105,9 @@ impl Merging {
             move |c: &mut _| Ok((store::round(c, id, round)?, store::results(c, id, round)?));
         let (row, results) = database.read::<_, DatabaseError, _>(read).await?;
         self.require_room(natural(row.weights_bytes))?;
+        if results.is_empty() {
+            return self.carry_over(id, round, row.has_velocity).await;
+        }
         let inputs = self
             .inputs(session, round, row.has_velocity, results)
             .await?;
@@ -125,13 +128,45 @@ impl Merging {
             .await
             .map_err(|error| MergeFailure::Trouble(format!("merging: {error}")))??;
         let update_norm = merged.update_norm;
-        let (weights, has_velocity) = self.store(id, round + 1, merged, out, velocity_out).await?;
+        let weights = StoredObject {
+            size_bytes: merged.size_bytes,
+            sha256: merged.sha256,
+        };
+        let has_velocity = self
+            .store(id, round + 1, &weights, &out, &velocity_out)
+            .await?;
         Ok(Outcome {
             weights,
             has_velocity,
             merged: results,
             eliminated,
             update_norm,
+        })
+    }
+
+    /// A round without results: the next one begins as it did.
+    async fn carry_over(
+        &self,
+        id: FederatedSessionId,
+        round: u64,
+        has_velocity: bool,
+    ) -> Result<Outcome, MergeFailure> {
+        let copy = async |from: StorageKey, to: StorageKey| {
+            let file = self.scratch.local(self.storage.as_ref(), &from).await?;
+            let content = content_of(file.path().to_owned()).await?;
+            self.storage.put_file(&to, file.path(), &content).await?;
+            Ok::<_, MergeFailure>(content)
+        };
+        if has_velocity {
+            copy(keys::velocity(id, round), keys::velocity(id, round + 1)).await?;
+        }
+        let weights = copy(keys::weights(id, round), keys::weights(id, round + 1)).await?;
+        Ok(Outcome {
+            weights,
+            has_velocity,
+            merged: 0,
+            eliminated: Vec::new(),
+            update_norm: 0.0,
         })
     }
 
@@ -195,28 +230,24 @@ impl Merging {
         })
     }
 
-    /// Stores what was merged; gives the next global adapter, and whether it has a velocity.
+    /// Stores what was merged; gives whether it has a velocity.
     async fn store(
         &self,
         session: FederatedSessionId,
         round: u64,
-        merged: Merged,
-        out: PathBuf,
-        velocity_out: PathBuf,
-    ) -> Result<(StoredObject, bool), MergeFailure> {
-        let weights = StoredObject {
-            size_bytes: merged.size_bytes,
-            sha256: merged.sha256,
-        };
+        weights: &StoredObject,
+        out: &Path,
+        velocity_out: &Path,
+    ) -> Result<bool, MergeFailure> {
         let has_velocity = velocity_out.exists();
         if has_velocity {
-            let content = content_of(velocity_out.clone()).await?;
+            let content = content_of(velocity_out.to_owned()).await?;
             let key = keys::velocity(session, round);
-            self.storage.put_file(&key, &velocity_out, &content).await?;
+            self.storage.put_file(&key, velocity_out, &content).await?;
         }
         let key = keys::weights(session, round);
-        self.storage.put_file(&key, &out, &weights).await?;
-        Ok((weights, has_velocity))
+        self.storage.put_file(&key, out, weights).await?;
+        Ok(has_velocity)
     }
 }
 

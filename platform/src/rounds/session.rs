@@ -89,16 +89,38 @@ pub struct Offered {
 
 /// The mean of results that were summed under masks.
 pub struct OfferedMean {
-    /// The round that it is of.
-    pub round: u64,
-    /// An adapter: the round's, changed by the mean of the results' changes.
-    pub file: TempPath,
-    /// The file's size and digest.
-    pub content: StoredObject,
-    /// Whose results are in it.
-    pub of: Vec<Contribution>,
-    /// Mean of their losses, where it is known.
-    pub loss: Option<f64>,
+    round: u64,
+    /// Number and key of its file in the store, which are its own.
+    number: i64,
+    key: StorageKey,
+    file: TempPath,
+    content: StoredObject,
+    of: Vec<Contribution>,
+    loss: Option<f64>,
+}
+
+impl OfferedMean {
+    /// An adapter, the round's changed by the mean of these results' changes, with the file's size and digest, and the
+    /// mean loss where it is known.
+    pub fn new(
+        session: &Session,
+        round: u64,
+        file: TempPath,
+        content: StoredObject,
+        of: Vec<Contribution>,
+        loss: Option<f64>,
+    ) -> Self {
+        let (number, key) = session.new_update(round);
+        Self {
+            round,
+            number,
+            key,
+            file,
+            content,
+            of,
+            loss,
+        }
+    }
 }
 
 /// What a participant has sent for a sum.
@@ -241,38 +263,62 @@ impl Session {
         Ok(taken?)
     }
 
-    /// Takes in the mean of results that nobody has seen one by one: the round closes with it. It is stored, then
-    /// counted.
+    /// Stores the mean of results that nobody has seen one by one. It can be tried again.
     ///
     /// # Errors
-    /// [`SubmitError`].
-    pub async fn submit_mean(
+    /// Those of the store.
+    pub async fn store_mean(
         &self,
         actors: &Actors,
         offered: &OfferedMean,
-    ) -> Result<Answer, SubmitError> {
-        let (number, key) = self.new_update(offered.round);
-        let stored = actors
-            .storage
-            .put_file(&key, &offered.file, &offered.content);
-        stored.await?;
-        let take = TakeMean {
-            round: offered.round,
-            number,
-            of: offered.of.clone(),
-            loss: offered.loss,
-        };
-        let taken = match self.actor.send(take).await {
-            Ok(answer) => answer,
-            Err(_) => Err(DatabaseError::Stopped),
-        };
-        if let Ok(Answer::Taken) = taken {
+    ) -> Result<(), StorageError> {
+        let OfferedMean {
+            key, file, content, ..
+        } = offered;
+        actors.storage.put_file(key, file, content).await
+    }
+
+    /// Takes in a mean that is stored: the round closes with it. It can be tried again; a file that does not count in
+    /// the end is removed with the session, or at the next start.
+    ///
+    /// # Errors
+    /// Those of the database: it is not known whether it counts.
+    pub async fn take_mean(&self, offered: &OfferedMean) -> Result<Answer, DatabaseError> {
+        let taken = self
+            .send_mean(TakeMean {
+                round: offered.round,
+                number: offered.number,
+                of: offered.of.clone(),
+                loss: offered.loss,
+            })
+            .await?;
+        if taken == Answer::Taken {
             for one in &offered.of {
                 self.participants.has_result(&one.participant);
             }
         }
-        self.tidy(actors, &key, &taken).await;
-        Ok(taken?)
+        Ok(taken)
+    }
+
+    /// Closes a round without any result: the next one begins with the same adapter.
+    ///
+    /// # Errors
+    /// As [`Session::take_mean`].
+    pub async fn close_unchanged(&self, round: u64) -> Result<Answer, DatabaseError> {
+        let take = TakeMean {
+            round,
+            number: 0,
+            of: Vec::new(),
+            loss: None,
+        };
+        self.send_mean(take).await
+    }
+
+    async fn send_mean(&self, take: TakeMean) -> Result<Answer, DatabaseError> {
+        match self.actor.send(take).await {
+            Ok(answer) => answer,
+            Err(_) => Err(DatabaseError::Stopped),
+        }
     }
 
     /// Number and key of a file that nobody else names.

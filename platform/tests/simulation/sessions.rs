@@ -265,9 +265,9 @@ impl World {
             }),
             Effect::SeekWorkers => self.poke(),
             Effect::Join(..) | Effect::Leave(_) | Effect::Deadline(_) | Effect::Show => {}
-            Effect::NoteFailures(_) | Effect::NoteTimes => {}
+            Effect::NoteFailures(_) | Effect::NoteTimes | Effect::NoteRevealing => {}
             // There is no secure aggregation here.
-            Effect::Ask(..) | Effect::Sum => {}
+            Effect::Ask(..) | Effect::Sum | Effect::CloseUnchanged(_) => {}
         }
     }
 

@@ -2,6 +2,7 @@
 //! only result.
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::actors::Actors;
 use crate::federated::state::Event;
 use crate::federated::state::masking::{Summand, ToSum, Unread};
 use crate::federated::store;
-use crate::rounds::session::{Contribution, Global, OfferedMean, Session as Rounds, SubmitError};
+use crate::rounds::session::{Contribution, OfferedMean, Session as Rounds, SubmitError};
 use crate::storage::StoredObject;
 
 /// Between two tries to store a sum.
@@ -39,8 +40,26 @@ enum SumError {
     Failed(#[from] AggregationError),
 }
 
+impl SumError {
+    /// What the session is told, where trying it again does not help.
+    fn unread(&self) -> Option<Unread> {
+        let why = self.to_string();
+        match self {
+            Self::Masks(error) => {
+                let of = match error {
+                    SecureError::NotRecovered { number } => Some(*number),
+                    _ => None,
+                };
+                Some(Unread::WrongShares { why, of })
+            }
+            Self::Failed(AggregationError::Io { .. }) => None,
+            Self::OutOfRange | Self::Failed(_) => Some(Unread::NoSum(why)),
+        }
+    }
+}
+
 /// Reads the sum of an attempt in the round (from 0) that is open, and closes the round with its mean. The session hears
-/// of it where that cannot be.
+/// of it where that cannot be, and of those that have revealed wrong shares.
 pub async fn read(
     actors: Actors,
     rounds: Arc<Rounds>,
@@ -49,100 +68,159 @@ pub async fn read(
     tells_loss: bool,
 ) {
     let (id, attempt) = (rounds.id(), to_sum.attempt);
-    match try_read(&actors, &rounds, round, to_sum, tells_loss).await {
-        Ok(liars) => {
+    let turn = Turn {
+        actors,
+        rounds,
+        round,
+    };
+    match turn.mean(Arc::new(to_sum), tells_loss).await {
+        Ok(Some((offered, liars))) => {
             for worker in liars {
                 let error = "it revealed wrong shares".to_owned();
                 let event = Event::Misbehaved { worker, error };
-                actors.federated.apply(id, event).await;
+                turn.actors.federated.apply(id, event).await;
             }
+            turn.submit(&offered).await;
         }
+        Ok(None) => {}
         Err(why) => {
             tracing::warn!(session.id = %id, attempt, ?why, "the sum of results cannot be read");
             let event = Event::Unread { attempt, why };
-            actors.federated.apply(id, event).await;
+            turn.actors.federated.apply(id, event).await;
         }
     }
 }
 
-async fn try_read(
-    actors: &Actors,
-    rounds: &Rounds,
+/// Closes the round (from 0) that is open without a sum. What these workers have sent counts as sent in vain.
+pub async fn close_unchanged(
+    actors: Actors,
+    rounds: Arc<Rounds>,
     round: u64,
-    to_sum: ToSum,
-    tells_loss: bool,
-) -> Result<BTreeSet<WorkerId>, Unread> {
-    let none = |error: &dyn std::fmt::Display| Unread::NoSum(error.to_string());
-    let global = global(actors, rounds).await?;
-    let rule = rounds.row.rule().map_err(|error| none(&error))?;
-    let (file, out) = actors
-        .scratch
-        .file()
-        .map_err(|error| none(&error))?
-        .into_parts();
-    // It is written aside and renamed to this name.
-    drop(file);
-    let context = Context::of(rounds.id(), round + 1, to_sum.attempt);
-    let of = contributions(&to_sum);
-    let summing = move || {
-        let (masks, liars) = masks(&context, &to_sum)?;
-        let sum = MaskedSum::open(&to_sum, masks, rule)?;
-        let (mean, loss) = sum.write_mean(&global.adapter, &out)?;
-        Ok::<_, SumError>((liars, mean, loss, out))
-    };
-    let summed = tokio::task::spawn_blocking(summing).await;
-    let (liars, mean, loss, file) =
-        summed
-            .map_err(|error| none(&error))?
-            .map_err(|error| match error {
-                SumError::Masks(_) => Unread::WrongShares(error.to_string()),
-                other => none(&other),
-            })?;
-    let offered = OfferedMean {
+    workers: Vec<WorkerId>,
+) {
+    tracing::warn!(session.id = %rounds.id(), round = round + 1, "the round closes without a change: its results cannot be summed");
+    for worker in workers {
+        rounds.participants.count_late(&store::participant(worker));
+    }
+    let turn = Turn {
+        actors,
+        rounds,
         round,
-        file,
-        content: StoredObject {
+    };
+    while let Err(error) = turn.rounds.close_unchanged(round).await {
+        if !turn.waits(&error).await {
+            return;
+        }
+    }
+}
+
+/// A round that is to be closed with a sum. Shares are revealed already, and there is no other sum: whatever stands in
+/// the way is waited for, as long as the round is open.
+struct Turn {
+    actors: Actors,
+    rounds: Arc<Rounds>,
+    round: u64,
+}
+
+impl Turn {
+    /// The mean, and who has revealed wrong shares; none where the round has closed or the session ended.
+    async fn mean(
+        &self,
+        to_sum: Arc<ToSum>,
+        tells_loss: bool,
+    ) -> Result<Option<(OfferedMean, BTreeSet<WorkerId>)>, Unread> {
+        loop {
+            match self.try_mean(to_sum.clone(), tells_loss).await {
+                Ok(mean) => return Ok(Some(mean)),
+                Err(Hindrance::Lasting(why)) => return Err(why),
+                Err(Hindrance::Passing(why)) => {
+                    if !self.waits(&why).await {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn try_mean(
+        &self,
+        to_sum: Arc<ToSum>,
+        tells_loss: bool,
+    ) -> Result<(OfferedMean, BTreeSet<WorkerId>), Hindrance> {
+        let lasting = |error: &dyn Display| Hindrance::Lasting(Unread::NoSum(error.to_string()));
+        let global = match self.rounds.global(&self.actors).await {
+            Ok(global) => global,
+            Err(error @ (SubmitError::Storage(_) | SubmitError::Database(_))) => {
+                return Err(Hindrance::Passing(error.to_string()));
+            }
+            Err(error) => return Err(lasting(&error)),
+        };
+        let rule = self.rounds.row.rule().map_err(|error| lasting(&error))?;
+        let file = self.actors.scratch.file();
+        let (file, out) = file
+            .map_err(|error| Hindrance::Passing(error.to_string()))?
+            .into_parts();
+        // It is written aside and renamed to this name.
+        drop(file);
+        let context = Context::of(self.rounds.id(), self.round + 1, to_sum.attempt);
+        let of = contributions(&to_sum);
+        let summing = move || {
+            let (masks, liars) = masks(&context, &to_sum)?;
+            let sum = MaskedSum::open(&to_sum, masks, rule)?;
+            let (mean, loss) = sum.write_mean(&global.adapter, &out)?;
+            Ok::<_, SumError>((liars, mean, loss, out))
+        };
+        let summed = tokio::task::spawn_blocking(summing).await;
+        let (liars, mean, loss, file) =
+            summed
+                .map_err(|error| lasting(&error))?
+                .map_err(|error| match error.unread() {
+                    Some(why) => Hindrance::Lasting(why),
+                    None => Hindrance::Passing(error.to_string()),
+                })?;
+        let content = StoredObject {
             size_bytes: mean.size_bytes,
             sha256: mean.sha256,
-        },
-        of,
-        loss: loss.filter(|_| tells_loss),
-    };
-    submit(actors, rounds, &offered).await?;
-    Ok(liars)
-}
+        };
+        let loss = loss.filter(|_| tells_loss);
+        let offered = OfferedMean::new(&self.rounds, self.round, file, content, of, loss);
+        Ok((offered, liars))
+    }
 
-/// The adapter that the round began with. Shares are revealed already, so whatever stands in the way is waited for.
-async fn global(actors: &Actors, rounds: &Rounds) -> Result<Arc<Global>, Unread> {
-    loop {
-        match rounds.global(actors).await {
-            Ok(global) => return Ok(global),
-            Err(error) => wait_out(rounds, error).await?,
+    /// Stores the mean, then lets it count.
+    async fn submit(&self, offered: &OfferedMean) {
+        while let Err(error) = self.rounds.store_mean(&self.actors, offered).await {
+            if !self.waits(&error).await {
+                return;
+            }
         }
+        // Where it is refused the round has closed, or the session has ended: it is not needed.
+        while let Err(error) = self.rounds.take_mean(offered).await {
+            if !self.waits(&error).await {
+                return;
+            }
+        }
+    }
+
+    /// Waits until it may be tried again; not where the round has closed or the session ended.
+    async fn waits(&self, why: &(dyn Display + Sync)) -> bool {
+        let id = self.rounds.id();
+        tracing::error!(session.id = %id, error = %why, "the sum of results has to wait");
+        tokio::time::sleep(RETRY_DELAY).await;
+        let found = self.actors.federated.find(id);
+        found.is_some_and(|found| {
+            let workers = found.workers.get();
+            workers.is_open() && workers.round() == self.round
+        })
     }
 }
 
-/// Once the sum is read it is not read again from other results: it is stored as soon as that can be.
-async fn submit(actors: &Actors, rounds: &Rounds, offered: &OfferedMean) -> Result<(), Unread> {
-    loop {
-        match rounds.submit_mean(actors, offered).await {
-            // Where it is refused the round has closed, or the session has ended: it is not needed.
-            Ok(_) => return Ok(()),
-            Err(error) => wait_out(rounds, error).await?,
-        }
-    }
-}
-
-/// Waits until it may be tried again.
-async fn wait_out(rounds: &Rounds, error: SubmitError) -> Result<(), Unread> {
-    match error {
-        SubmitError::Storage(_) | SubmitError::Database(_) => {
-            tracing::error!(session.id = %rounds.id(), %error, "the sum of results is stored later");
-            tokio::time::sleep(RETRY_DELAY).await;
-            Ok(())
-        }
-        SubmitError::Invalid(why) | SubmitError::Failed(why) => Err(Unread::NoSum(why)),
-    }
+/// Why there is no mean yet.
+enum Hindrance {
+    /// It may be better in a while; why, for a person.
+    Passing(String),
+    /// It stays like that.
+    Lasting(Unread),
 }
 
 fn contributions(to_sum: &ToSum) -> Vec<Contribution> {

@@ -108,6 +108,8 @@ pub enum Effect {
     NoteFailures(WorkerId),
     /// Write down how long workers took.
     NoteTimes,
+    /// Write down that shares are asked for in the round: there is no other sum of it.
+    NoteRevealing,
     /// So many results close the round.
     Expect(usize),
     /// The round's deadline.
@@ -120,6 +122,8 @@ pub enum Effect {
     Ask(WorkerId, Ask),
     /// Read that sum.
     Sum,
+    /// Close the round without a sum; what these workers have sent for it may have been seen.
+    CloseUnchanged(Vec<WorkerId>),
     /// Tell a worker that the session is over for it.
     Stop(WorkerId),
     /// The worker is free.
@@ -131,11 +135,12 @@ pub enum Effect {
 /// What is written down comes first, then what the rounds and people are told, then what is sent.
 pub(super) fn in_order(mut effects: Vec<Effect>) -> Vec<Effect> {
     effects.sort_by_key(|effect| match effect {
-        Effect::Join(..) | Effect::Leave(_) | Effect::NoteFailures(_) | Effect::NoteTimes => 0,
+        Effect::Join(..) | Effect::Leave(_) | Effect::NoteFailures(_) => 0,
+        Effect::NoteTimes | Effect::NoteRevealing => 0,
         Effect::Expect(_) | Effect::Deadline(_) => 1,
         Effect::Show => 2,
         Effect::Order(..) | Effect::Ask(..) | Effect::Stop(_) => 3,
-        Effect::Sum | Effect::Release(_) => 4,
+        Effect::Sum | Effect::CloseUnchanged(_) | Effect::Release(_) => 4,
         Effect::SeekWorkers => 5,
     });
     effects.dedup();

@@ -7,9 +7,13 @@
 //!    outside.
 //!
 //! A stage ends once all have answered that were asked, or at its deadline; who has not answered by then is out of the
-//! attempt. Where too few are left, the sum cannot be read, or it is none, another attempt begins after a while, with keys
-//! that are made afresh. Nothing of an attempt is ever stored, so after a restart of the platform it is likewise: nobody
-//! is ever asked twice by the same keys.
+//! attempt, and to blame for that. Where too few are left before step 4, another attempt begins after a while, with keys
+//! that are made afresh and more time for each stage. The same goes for a restart of the platform: nothing of an attempt
+//! is ever stored, so nobody is ever asked twice by the same keys.
+//!
+//! Two sums of one round would tell the change of those that are in one alone. So once shares were asked for, which is
+//! written down before, there is no other sum of the round: where that one comes to nothing, the round closes without a
+//! change.
 
 mod attempt;
 #[cfg(test)]
@@ -43,8 +47,10 @@ pub struct Rules {
     pub threshold: usize,
     /// Results that a round needs.
     pub at_least: usize,
-    /// Longest time of each stage.
+    /// Time of each stage of a round's first attempt.
     pub stage_timeout: Duration,
+    /// Longest time of a stage: what masked changes and the last answers have, and others after some attempts.
+    pub longest_stage: Duration,
 }
 
 impl Rules {
@@ -125,7 +131,12 @@ pub enum Judgement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unread {
     /// Some share was wrong; more answers may help.
-    WrongShares(String),
+    WrongShares {
+        /// What is wrong, for a person.
+        why: String,
+        /// Whose secret cannot be put together, where it is that.
+        of: Option<Number>,
+    },
     /// The sum is none of changes.
     NoSum(String),
 }
@@ -142,11 +153,21 @@ pub struct Masking {
     /// Why the last one has.
     trouble: Option<String>,
     again_at: Option<Moment>,
+    /// Shares were asked for in this round: there is no other sum of it.
+    is_spent: bool,
+    /// The round is about to close without a sum.
+    is_closing: bool,
+    /// Who has sent a masked change that shares were asked for, in an attempt that came to nothing.
+    exposed: Vec<WorkerId>,
 }
+
+/// Who is to blame that an attempt does not go on well, and why, for a person.
+pub(super) type Blamed = Vec<(WorkerId, String)>;
 
 impl Masking {
     /// Without an attempt. They are numbered from `first` on, which must not be the number of any that was made before.
-    pub fn new(rules: Rules, first: u64) -> Self {
+    /// `is_spent` tells whether shares were asked for in the round that is open.
+    pub fn new(rules: Rules, first: u64, is_spent: bool) -> Self {
         Self {
             rules,
             next: first,
@@ -154,6 +175,9 @@ impl Masking {
             failures: 0,
             trouble: None,
             again_at: None,
+            is_spent,
+            is_closing: false,
+            exposed: Vec::new(),
         }
     }
 
@@ -171,6 +195,12 @@ impl Masking {
     pub fn waiting_because(&self) -> Option<String> {
         match (&self.attempt, &self.trouble) {
             (Some(attempt), _) => Some(attempt.stands()),
+            (None, trouble) if self.is_spent => {
+                let why = trouble.as_deref().unwrap_or("it was broken off");
+                Some(format!(
+                    "the sum of the results came to nothing ({why}); there is no other of the same round, which closes without a change"
+                ))
+            }
             (None, Some(trouble)) => Some(format!(
                 "the results could not be summed ({trouble}); another attempt begins"
             )),
@@ -187,8 +217,20 @@ impl Masking {
     }
 
     /// Whether an attempt may begin.
-    pub fn may_begin(&self, now: Moment) -> bool {
-        self.attempt.is_none() && self.again_at.is_none_or(|at| at <= now)
+    pub fn may_begin(&self) -> bool {
+        self.attempt.is_none() && !self.is_spent && self.again_at.is_none()
+    }
+
+    /// Time of a stage: more after each attempt of the round that has failed.
+    fn time_of(&self, stage: Stage) -> Duration {
+        let longest = self.rules.longest_stage;
+        match stage {
+            Stage::Uploads | Stage::Reveals => longest,
+            Stage::Keys | Stage::Shares | Stage::Summing => {
+                let more = 1 << self.failures.min(MOST_DOUBLINGS);
+                self.rules.stage_timeout.saturating_mul(more).min(longest)
+            }
+        }
     }
 
     /// An attempt begins with these workers, which hold results trained on so many examples.
@@ -198,7 +240,7 @@ impl Masking {
         now: Moment,
         effects: &mut Vec<Effect>,
     ) {
-        let until = now + self.rules.stage_timeout;
+        let until = now + self.time_of(Stage::Keys);
         let attempt = Attempt::new(self.next, trained, until);
         self.next += 1;
         self.again_at = None;
@@ -206,12 +248,35 @@ impl Masking {
         self.attempt = Some(attempt);
     }
 
-    /// Another round, or none: whatever was under way is of no use.
+    /// The round is closed, or open again: whatever was under way is of no use.
     pub(super) fn forget(&mut self) {
         self.attempt = None;
         self.failures = 0;
         self.trouble = None;
         self.again_at = None;
+        self.is_closing = false;
+    }
+
+    /// Another round.
+    pub(super) fn begin_round(&mut self) {
+        self.forget();
+        self.is_spent = false;
+        self.exposed.clear();
+    }
+
+    /// Who has sent a masked change in the attempt under way.
+    pub(super) fn summed(&self) -> Vec<WorkerId> {
+        self.attempt
+            .as_ref()
+            .map_or_else(Vec::new, |attempt| attempt.uploaders().collect())
+    }
+
+    /// Whether the round has to close without a sum, which is said once. Gives those whose masked changes were to be in
+    /// it, as far as that is known.
+    pub(super) fn gives_up(&mut self) -> Option<Vec<WorkerId>> {
+        let gives_up = self.is_spent && self.attempt.is_none() && !self.is_closing;
+        self.is_closing |= gives_up;
+        gives_up.then(|| std::mem::take(&mut self.exposed))
     }
 
     /// What is to be made of what a worker says in an attempt.
@@ -258,19 +323,32 @@ impl Masking {
             return;
         };
         match why {
-            Unread::WrongShares(why) => under_way.misread(why),
+            Unread::WrongShares { why, of } => under_way.misread(why, of),
             Unread::NoSum(why) => self.fail(why, now),
         }
     }
 
-    /// Goes on to the stage that is due.
-    pub(super) fn advance(&mut self, now: Moment, effects: &mut Vec<Effect>) {
+    /// Goes on to the stage that is due. Gives who is to blame for what was waited for in vain.
+    pub(super) fn advance(&mut self, now: Moment, effects: &mut Vec<Effect>) -> Blamed {
+        self.again_at = self.again_at.filter(|at| *at > now);
+        let mut blamed = Blamed::new();
         while let Some(attempt) = &mut self.attempt {
-            match attempt.next(&self.rules, now) {
-                Next::Waits => return,
+            let next = attempt.next(&self.rules, now);
+            if matches!(next, Next::Stage(_) | Next::Failed(_)) {
+                blamed.extend(attempt.blamed(now));
+            }
+            match next {
+                Next::Waits => break,
                 Next::Stage(stage) => {
-                    attempt.enter(stage, now + self.rules.stage_timeout);
-                    effects.extend(attempt.asks());
+                    if stage == Stage::Reveals {
+                        self.is_spent = true;
+                        effects.push(Effect::NoteRevealing);
+                    }
+                    let until = now + self.time_of(stage);
+                    if let Some(attempt) = &mut self.attempt {
+                        attempt.enter(stage, until);
+                        effects.extend(attempt.asks());
+                    }
                 }
                 Next::Sum => {
                     attempt.enter(Stage::Summing, now);
@@ -279,6 +357,7 @@ impl Masking {
                 Next::Failed(why) => self.fail(why, now),
             }
         }
+        blamed
     }
 
     fn fail(&mut self, why: String, now: Moment) {
@@ -286,6 +365,9 @@ impl Masking {
         self.again_at = Some(now + SHORTEST_PAUSE * (1 << doublings));
         self.failures += 1;
         self.trouble = Some(why);
+        if self.is_spent {
+            self.exposed = self.summed();
+        }
         self.attempt = None;
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use trainyard_shared::ids::WorkerId;
 
-use super::masking::Said;
+use super::masking::{Judgement, Said};
 use super::{Doing, Effect, MOST_FAILURES, Member, Order, Session, Stage};
 use crate::clock::Moment;
 
@@ -126,7 +126,8 @@ impl Session {
         let Some(member) = self.members.get_mut(&worker) else {
             return;
         };
-        if self.failures.forget(worker) {
+        // With secure aggregation it has delivered once its change is in a sum.
+        if doing == Doing::Delivered && self.failures.forget(worker) {
             effects.push(Effect::NoteFailures(worker));
         }
         let before = std::mem::replace(&mut member.doing, doing);
@@ -179,9 +180,17 @@ impl Session {
         let Some(masking) = self.masking.as_mut().filter(|_| self.stage == Stage::Open) else {
             return;
         };
+        let broken = match &said {
+            Said::Broken { error, .. } => Some(format!("it cannot mask its result: {error}")),
+            _ => None,
+        };
+        let counts = masking.judge(worker, attempt, &said) == Judgement::Counts;
         if let Some(accused) = masking.take(worker, attempt, said) {
             let error = "the others cannot use its shares".to_owned();
             self.failed(accused, error, now, effects);
+        }
+        if let Some(error) = broken.filter(|_| counts) {
+            self.failed(worker, error, now, effects);
         }
     }
 
@@ -216,6 +225,9 @@ impl Session {
         for member in self.members.values_mut() {
             member.doing = Doing::Waits;
         }
+        if let Some(masking) = &mut self.masking {
+            masking.begin_round();
+        }
     }
 
     fn wait_anew(&mut self) {
@@ -240,8 +252,20 @@ impl Session {
             });
         late.for_each(|time| self.times.record(time));
         effects.push(Effect::NoteTimes);
-        if let Some(masking) = &mut self.masking {
-            masking.forget();
+        let Some(masking) = &mut self.masking else {
+            return;
+        };
+        let summed = masking.summed();
+        masking.forget();
+        // Not those that were found to lie meanwhile.
+        let delivered = |worker: &WorkerId| {
+            let member = self.members.get(worker);
+            member.is_some_and(|it| matches!(it.doing, Doing::Trained { .. }))
+        };
+        for worker in summed.into_iter().filter(delivered) {
+            if self.failures.forget(worker) {
+                effects.push(Effect::NoteFailures(worker));
+            }
         }
     }
 

@@ -26,6 +26,19 @@ pub enum Stage {
     Summing,
 }
 
+impl Stage {
+    /// What is waited for, for a person.
+    fn awaits(self) -> &'static str {
+        match self {
+            Self::Keys => "keys",
+            Self::Shares => "shares for the others",
+            Self::Uploads => "its masked result",
+            Self::Reveals => "the shares it was asked for",
+            Self::Summing => "the sum",
+        }
+    }
+}
+
 /// What is due.
 #[derive(Debug, PartialEq)]
 pub(super) enum Next {
@@ -56,8 +69,8 @@ pub struct Attempt {
     revealed: BTreeMap<WorkerId, Arc<Revealed>>,
     /// With so many answers the sum was read last.
     read_with: usize,
-    /// Why that gave none.
-    misread: Option<String>,
+    /// Why that gave none, and whose secret could not be put together where it was that.
+    misread: Option<(String, Option<Number>)>,
     /// Those that nothing more is expected of.
     gone: BTreeSet<WorkerId>,
     /// Whose shares cannot be used, by whom.
@@ -129,6 +142,11 @@ impl Attempt {
         self.shares.iter().filter_map(share).collect()
     }
 
+    /// Those whose masked change is here.
+    pub(super) fn uploaders(&self) -> impl Iterator<Item = WorkerId> + '_ {
+        self.uploads.keys().copied()
+    }
+
     /// The numbers of those whose masked change is here.
     pub fn arrived(&self) -> BTreeSet<Number> {
         self.numbers(self.uploads.keys())
@@ -167,7 +185,7 @@ impl Attempt {
             }
             Stage::Uploads => format!("{there} of {of} masked results are there"),
             Stage::Reveals => match &self.misread {
-                Some(why) => format!("{why}; more answers are waited for"),
+                Some((why, _)) => format!("{why}; more answers are waited for"),
                 None => format!("the workers take the masks off the sum; {there} of {of} have"),
             },
             Stage::Summing => "the sum of the results is read".to_owned(),
@@ -338,6 +356,8 @@ impl Attempt {
             Said::Revealed(revealed) => _ = self.revealed.insert(worker, revealed),
             Said::Broken { because_of, .. } => {
                 self.gone.insert(worker);
+                // Whoever is no member has got no shares.
+                self.number(worker)?;
                 let accused = self.worker(because_of?).filter(|one| *one != worker)?;
                 let by = self.accused.entry(accused).or_default();
                 by.insert(worker);
@@ -355,9 +375,30 @@ impl Attempt {
     }
 
     /// With what was revealed so far the sum cannot be read.
-    pub(super) fn misread(&mut self, why: String) {
+    pub(super) fn misread(&mut self, why: String, of: Option<Number>) {
         self.stage = Stage::Reveals;
-        self.misread = Some(why);
+        self.misread = Some((why, of));
+    }
+
+    /// Whoever was asked, could have answered and has not by the deadline; and with all answers there, whose shares give
+    /// no secret.
+    pub(super) fn blamed(&self, now: Moment) -> Vec<(WorkerId, String)> {
+        let silent = self
+            .asks_of()
+            .filter(|worker| !self.has_answered(*worker) && !self.gone.contains(worker))
+            .filter(|_| self.until <= now)
+            .map(|worker| {
+                (
+                    worker,
+                    format!("{} did not come in time", self.stage.awaits()),
+                )
+            });
+        let dealer = self
+            .misread
+            .as_ref()
+            .and_then(|(_, of)| self.worker((*of)?));
+        let dealer = dealer.map(|worker| (worker, "its shares give no secret".to_owned()));
+        silent.chain(dealer).collect()
     }
 
     pub(super) fn enter(&mut self, stage: Stage, until: Moment) {
@@ -407,7 +448,7 @@ impl Attempt {
 
     fn next_reading(&self, answered: usize, is_over: bool) -> Next {
         match &self.misread {
-            Some(why) if answered <= self.read_with => match is_over {
+            Some((why, _)) if answered <= self.read_with => match is_over {
                 true => Next::Failed(why.clone()),
                 false => Next::Waits,
             },

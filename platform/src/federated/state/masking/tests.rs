@@ -53,6 +53,7 @@ impl Round {
             threshold,
             at_least,
             stage_timeout: Duration::from_secs(30),
+            longest_stage: Duration::from_secs(100),
         };
         let known = Known {
             stage: Rounds::Open,
@@ -63,7 +64,7 @@ impl Round {
             failures: Failures::default(),
             times: Times::default(),
         };
-        let masking = Masking::new(rules, 100);
+        let masking = Masking::new(rules, 100, false);
         let mut round = Self {
             session: Session::new(settings, Some(masking), known, at(0)),
             workers: (1..=count)
@@ -181,7 +182,7 @@ impl Round {
             let before = self.stage();
             self.answer_all();
             if self.sums == 0 && self.stage() == before {
-                self.wait(30);
+                self.wait(100);
             }
         }
     }
@@ -320,11 +321,15 @@ fn with_too_few_left_another_attempt_begins_with_other_keys_and_says_why() {
         reason.contains("the shares of 2 workers are there, and 3 are needed"),
         "{reason}"
     );
-    let due = round.session.next_due().unwrap();
-    assert_eq!(due.since(round.now), SHORTEST_PAUSE);
+    assert!(
+        reason.contains("worker 3 failed: shares for the others did not come in time"),
+        "{reason}"
+    );
     round.dead.clear();
     round.asked.clear();
-    round.wait(2);
+    round.wait(10);
+    assert!(round.session.masking().unwrap().attempt().is_none());
+    round.say_trained(id(3));
     assert_eq!(round.attempt().id(), first + 1);
     round.answer_all();
     assert_ne!(round.attempt().member_keys(), keys);
@@ -337,15 +342,212 @@ fn with_too_few_left_another_attempt_begins_with_other_keys_and_says_why() {
     assert!(matches!(judged, Judgement::Wrong(_)), "{judged:?}");
 }
 
-#[test]
-fn attempts_that_fail_follow_each_other_ever_more_slowly() {
-    let mut round = Round::trained(2, 2, 2, &[2]);
-    for pause in [2, 4, 8, 16, 32, 64, 64] {
-        round.wait(30);
+/// Lets those that have failed say again that they hold a result, once they are asked.
+fn come_back(round: &mut Round) {
+    while round.session.masking().unwrap().attempt().is_none() {
         let due = round.session.next_due().unwrap();
-        assert_eq!(due.since(round.now), Duration::from_secs(pause));
-        round.wait(pause);
+        assert!(due > round.now, "nothing is due twice");
+        round.now = due;
+        for effect in round.happen(Event::TimePassed) {
+            if let Effect::Order(worker, Order::Start) = effect {
+                round.say_trained(worker);
+            }
+        }
     }
+}
+
+#[test]
+fn a_worker_that_is_silent_in_attempt_after_attempt_has_to_leave() {
+    let mut round = Round::trained(3, 3, 2, &[3]);
+    for _ in 0..2 {
+        round.answer_all();
+        round.wait(100);
+        round.asked.clear();
+        come_back(&mut round);
+    }
+    round.answer_all();
+    round.now = round.now + Duration::from_secs(100);
+    let effects = round.happen(Event::TimePassed);
+    assert!(effects.contains(&Effect::Stop(id(3))), "{effects:?}");
+    assert!(!round.session.members().contains_key(&id(3)));
+    let reason = round.reason();
+    assert!(
+        reason.contains("worker 3 failed too often: keys did not come in time"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn a_worker_that_says_again_and_again_that_it_cannot_go_on_has_to_leave() {
+    let mut round = Round::trained(3, 3, 2, &[]);
+    for _ in 0..2 {
+        let error = "its disk is full".to_owned();
+        round.say(
+            id(2),
+            Said::Broken {
+                error,
+                because_of: None,
+            },
+        );
+        round.asked.clear();
+        come_back(&mut round);
+    }
+    let error = "its disk is full".to_owned();
+    round.say(
+        id(2),
+        Said::Broken {
+            error,
+            because_of: None,
+        },
+    );
+    assert!(!round.session.members().contains_key(&id(2)));
+    let reason = round.reason();
+    assert!(reason.contains("worker 2 failed too often"), "{reason}");
+}
+
+#[test]
+fn failures_are_forgotten_only_when_the_worker_s_change_is_in_a_sum() {
+    let mut round = Round::trained(3, 3, 2, &[3]);
+    round.answer_all();
+    round.wait(100);
+    round.asked.clear();
+    round.dead.clear();
+    come_back(&mut round);
+    let count = |round: &Round| round.session.failures().of(id(3)).map(|it| it.count);
+    assert_eq!(
+        count(&round),
+        Some(1),
+        "it holds a result, which is not in a sum yet"
+    );
+    round.go_on_to_the_sum();
+    let effects = round.happen(Event::RoundClosing);
+    assert!(
+        effects.contains(&Effect::NoteFailures(id(3))),
+        "{effects:?}"
+    );
+    assert_eq!(count(&round), None);
+}
+
+#[test]
+fn stages_last_longer_with_each_attempt_that_fails_and_masked_changes_have_longest() {
+    let mut round = Round::trained(2, 2, 2, &[]);
+    for seconds in [30, 60, 100, 100] {
+        let until = round.attempt().deadline().unwrap();
+        assert_eq!(until.since(round.now), Duration::from_secs(seconds));
+        // Both are lost for a moment, which is nobody's fault.
+        round.happen(Event::WorkerHolds {
+            worker: id(1),
+            holds: false,
+        });
+        round.say_trained(id(1));
+        round.asked.clear();
+        come_back(&mut round);
+    }
+    round.answer_all();
+    round.answer_all();
+    assert_eq!(round.stage(), Stage::Uploads);
+    let until = round.attempt().deadline().unwrap();
+    assert_eq!(until.since(round.now), Duration::from_secs(100));
+}
+
+/// The workers that have sent something in vain, where the round closes unchanged.
+fn closes_unchanged(effects: &[Effect]) -> Option<&[WorkerId]> {
+    effects.iter().find_map(|effect| match effect {
+        Effect::CloseUnchanged(workers) => Some(workers.as_slice()),
+        _ => None,
+    })
+}
+
+#[test]
+fn once_shares_were_asked_for_there_is_no_other_sum_of_the_round() {
+    // Too few reveal anything.
+    let mut round = Round::trained(3, 2, 2, &[]);
+    round.answer_all();
+    round.answer_all();
+    let mut noted = false;
+    for (worker, ask) in std::mem::take(&mut round.asked) {
+        let said = round.answer(worker, ask);
+        let attempt = round.attempt().id();
+        let effects = round.happen(Event::Said {
+            worker,
+            attempt,
+            said,
+        });
+        noted |= effects.first() == Some(&Effect::NoteRevealing);
+    }
+    assert_eq!(round.stage(), Stage::Reveals);
+    assert!(noted, "it is written down before anybody is asked");
+    round.asked.clear();
+    round.now = round.now + Duration::from_secs(100);
+    let effects = round.happen(Event::TimePassed);
+    let all = [id(1), id(2), id(3)];
+    assert_eq!(closes_unchanged(&effects), Some(&all[..]));
+    let reason = round.reason();
+    assert!(
+        reason.contains("there is no other of the same round, which closes without a change"),
+        "{reason}"
+    );
+    // It is said once, and no other attempt begins, whoever is there.
+    for worker in all {
+        round.say_trained(worker);
+    }
+    round.now = round.now + Duration::from_secs(500);
+    let effects = round.happen(Event::TimePassed);
+    assert_eq!(closes_unchanged(&effects), None);
+    assert!(round.session.masking().unwrap().attempt().is_none());
+    // With the next round it begins anew.
+    round.happen(Event::RoundClosing);
+    let draining = BTreeSet::new();
+    round.happen(Event::RoundOpened { round: 1, draining });
+    for worker in all {
+        round.happen(Event::Trained {
+            worker,
+            round: 1,
+            examples: 4,
+        });
+    }
+    assert_eq!(round.stage(), Stage::Keys);
+}
+
+#[test]
+fn a_round_whose_sum_is_lost_before_it_is_merged_closes_without_a_change() {
+    let mut round = Round::trained(2, 2, 2, &[]);
+    round.go_on_to_the_sum();
+    round.happen(Event::RoundClosing);
+    let effects = round.happen(Event::RoundReopened(vec![id(1), id(2)]));
+    assert_eq!(closes_unchanged(&effects), Some(&[id(1), id(2)][..]));
+    assert!(round.session.masking().unwrap().attempt().is_none());
+}
+
+#[test]
+fn after_a_restart_while_the_sum_was_read_the_round_closes_without_a_change() {
+    let mut round = Round::trained(2, 2, 2, &[]);
+    round.go_on_to_the_sum();
+    restart(&mut round, true);
+    let effects = round.happen(Event::TimePassed);
+    assert_eq!(closes_unchanged(&effects), Some(&[id(1), id(2)][..]));
+    for number in [1, 2] {
+        round.say_trained(id(number));
+    }
+    assert!(round.session.masking().unwrap().attempt().is_none());
+}
+
+/// The platform is started anew.
+fn restart(round: &mut Round, is_spent: bool) {
+    let known = Known {
+        stage: Rounds::Open,
+        round: 0,
+        results: BTreeSet::new(),
+        members: BTreeSet::from([id(1), id(2)]),
+        shards: BTreeMap::from([(id(1), 0), (id(2), 1)]),
+        failures: Failures::default(),
+        times: Times::default(),
+    };
+    let rules = round.session.masking().unwrap().rules().clone();
+    let settings = round.session.settings.clone();
+    let masking = Masking::new(rules, 500, is_spent);
+    round.session = Session::new(settings, Some(masking), known, round.now);
+    round.asked.clear();
 }
 
 #[test]
@@ -361,19 +563,7 @@ fn after_a_restart_of_the_platform_the_sum_begins_anew() {
     round.answer_all();
     round.answer_all();
     assert_eq!(round.stage(), Stage::Uploads);
-    let known = Known {
-        stage: Rounds::Open,
-        round: 0,
-        results: BTreeSet::new(),
-        members: BTreeSet::from([id(1), id(2)]),
-        shards: BTreeMap::from([(id(1), 0), (id(2), 1)]),
-        failures: Failures::default(),
-        times: Times::default(),
-    };
-    let rules = round.session.masking().unwrap().rules().clone();
-    let settings = round.session.settings.clone();
-    round.session = Session::new(settings, Some(Masking::new(rules, 500)), known, round.now);
-    round.asked.clear();
+    restart(&mut round, false);
     // They say again that they have trained when they are asked again.
     for number in [1, 2] {
         let effects = round.happen(Event::WorkerRegistered(id(number)));
@@ -494,7 +684,11 @@ fn whose_shares_most_of_the_others_cannot_use_fails_and_a_single_accuser_is_left
     round.answer_all();
     assert_eq!(round.stage(), Stage::Uploads);
     round.say(id(1), broken(Some(4)));
-    assert!(!round.reason().contains("failed"), "{}", round.reason());
+    assert!(
+        !round.reason().contains("worker 4 failed"),
+        "{}",
+        round.reason()
+    );
     round.say(id(2), broken(Some(4)));
     let reason = round.reason();
     assert!(
@@ -504,7 +698,8 @@ fn whose_shares_most_of_the_others_cannot_use_fails_and_a_single_accuser_is_left
 }
 
 #[test]
-fn a_sum_that_cannot_be_read_waits_for_more_answers_and_one_that_is_none_begins_anew() {
+fn a_sum_that_cannot_be_read_waits_for_more_answers_and_one_that_is_none_is_the_last_of_its_round()
+{
     let mut round = Round::trained(4, 3, 3, &[]);
     for _ in 0..3 {
         round.answer_all();
@@ -516,7 +711,10 @@ fn a_sum_that_cannot_be_read_waits_for_more_answers_and_one_that_is_none_begins_
     }
     let attempt = round.attempt().id();
     assert_eq!((round.stage(), round.sums), (Stage::Summing, 1));
-    let why = || Unread::WrongShares("a share is wrong".to_owned());
+    let why = || Unread::WrongShares {
+        why: "a share is wrong".to_owned(),
+        of: Some(2),
+    };
     round.happen(Event::Unread {
         attempt,
         why: why(),
@@ -537,17 +735,23 @@ fn a_sum_that_cannot_be_read_waits_for_more_answers_and_one_that_is_none_begins_
     );
     assert!(round.session.masking().unwrap().attempt().is_none());
 
-    round.asked.clear();
-    round.wait(2);
-    round.sums = 0;
-    round.go_on_to_the_sum();
-    let attempt = round.attempt().id();
+    // All have answered: whoever's shares give no secret is to blame.
+    let failed = round
+        .session
+        .failures()
+        .of(id(2))
+        .map(|it| it.error.as_str());
+    assert_eq!(failed, Some("its shares give no secret"));
+
+    let mut none = Round::trained(2, 2, 2, &[]);
+    none.go_on_to_the_sum();
+    let attempt = none.attempt().id();
     let why = Unread::NoSum("it is out of range".to_owned());
-    round.happen(Event::Unread { attempt, why });
+    let effects = none.happen(Event::Unread { attempt, why });
+    assert!(closes_unchanged(&effects).is_some());
     assert!(
-        round.reason().contains("it is out of range"),
+        none.reason().contains("it is out of range"),
         "{}",
-        round.reason()
+        none.reason()
     );
-    assert!(round.session.masking().unwrap().attempt().is_none());
 }

@@ -1,0 +1,1 @@
+ALTER TABLE federated_sessions DROP COLUMN revealed_round;
