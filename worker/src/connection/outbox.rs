@@ -116,7 +116,11 @@ impl Outbox {
         let place = state.next_place();
         let entry = self.write(place, message, files)?;
         state.put(entry);
-        if let Some(given_up) = state.give_up_old_checkpoint(place) {
+        let checkpoint = state.give_up_old_checkpoint(place);
+        for given_up in checkpoint
+            .into_iter()
+            .chain(state.give_up_older_attempts(place))
+        {
             self.delete(given_up);
         }
         self.waiting.send_replace(state.len());

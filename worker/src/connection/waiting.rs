@@ -185,6 +185,27 @@ impl Waiting {
         self.entries.remove(&waiting[1]);
         Some(waiting[1])
     }
+
+    /// Masked results of older attempts, which a newer one (at `newest`) has made worthless, must not keep it waiting:
+    /// those that are given up. The first one in line may be on its way already and stays.
+    pub fn give_up_older_attempts(&mut self, newest: Place) -> Vec<Place> {
+        let attempt_of = |entry: &Entry| match &entry.message {
+            FromWorker::FederatedUpdate(update) => Some((update.session_id, update.data.attempt?)),
+            _ => None,
+        };
+        let Some((session, attempt)) = self.entries.get(&newest).and_then(attempt_of) else {
+            return Vec::new();
+        };
+        let is_older = |entry: &&Entry| {
+            attempt_of(entry).is_some_and(|(of, older)| of == session && older != attempt)
+        };
+        let waiting = self.entries.values().skip(1);
+        let given_up: Vec<Place> = waiting.filter(is_older).map(|entry| entry.place).collect();
+        for place in &given_up {
+            self.entries.remove(place);
+        }
+        given_up
+    }
 }
 
 /// The evaluation or export that `message` ends, if it is such a message.

@@ -33,8 +33,13 @@ pub struct ToMask<'a> {
 /// little-endian integers modulo 2^64. One tensor is in memory at a time.
 ///
 /// # Errors
-/// [`EngineError::InvalidCheckpoint`] where the two adapters do not belong together; [`EngineError::Io`].
-pub fn mask(to_mask: &ToMask<'_>, out: &Path) -> Result<WrittenFile, EngineError> {
+/// [`EngineError::InvalidCheckpoint`] where the two adapters do not belong together; [`EngineError::Io`];
+/// [`EngineError::Stopped`] once `is_stopped`. There is no file then.
+pub fn mask(
+    to_mask: &ToMask<'_>,
+    out: &Path,
+    is_stopped: &dyn Fn() -> bool,
+) -> Result<WrittenFile, EngineError> {
     let (after, before) = (
         SafetensorsFile::open(to_mask.result)?,
         SafetensorsFile::open(to_mask.weights)?,
@@ -42,6 +47,9 @@ pub fn mask(to_mask: &ToMask<'_>, out: &Path) -> Result<WrittenFile, EngineError
     let mut first = 0;
     let written = write_hashed(out, |out| {
         for tensor in tensors_of(&before)? {
+            if is_stopped() {
+                return Err(EngineError::Stopped.into());
+            }
             let (x, y) = both(&tensor, &after, &before)?;
             let change = |(x, y): (&f32, &f32)| {
                 fixed_point::encode(to_mask.factor * (f64::from(*x) - f64::from(*y)))
@@ -139,7 +147,7 @@ mod tests {
                 factor: 0.5,
                 loss: Some(f64::from(value)),
             };
-            let written = mask(&to_mask, &out).unwrap();
+            let written = mask(&to_mask, &out, &|| false).unwrap();
             assert_eq!(
                 crate::files::digest(&out).unwrap(),
                 (written.size_bytes, written.sha256)
@@ -154,6 +162,17 @@ mod tests {
                 *sum = sum.wrapping_add(value);
             }
         }
+        let to_mask = ToMask {
+            result: &result,
+            weights: &weights,
+            masks: masking[0].masks(),
+            factor: 0.5,
+            loss: None,
+        };
+        let other = folder.path().join("other");
+        let stopped = mask(&to_mask, &other, &|| true);
+        assert!(matches!(stopped, Err(EngineError::Stopped)), "{stopped:?}");
+        assert!(!other.exists());
         // Masks between two go away by themselves; each one's own, which comes first, is left.
         for one in &masking {
             let mut own = vec![0; sum.len()];

@@ -49,6 +49,10 @@ pub use plan::Order;
 const SESSIONS: &str = "federated";
 /// How the names of results begin.
 const RESULT: &str = "result-";
+/// The same of masked ones.
+const MASKED: &str = "masked-";
+/// Tells the round of which this worker has helped to read a sum.
+const REVEALED: &str = "revealed-round";
 
 /// Takes part in a session until it is stopped.
 pub(super) async fn run_session(
@@ -64,6 +68,8 @@ pub(super) async fn run_session(
     delete_others(&sessions, "session-", &folder);
     // What was kept to be masked belongs to secrets that are gone.
     delete_others(&folder, RESULT, Path::new(""));
+    delete_others(&folder, MASKED, Path::new(""));
+    let masker = masker_of(&start.data, id, &folder);
     let settled = context.reports.undelivered_rounds(id).into_iter().max();
     let mut session = Session {
         part: Part {
@@ -75,7 +81,7 @@ pub(super) async fn run_session(
         plan: Plan::new(settled),
         rounds: None,
         held: None,
-        masker: masker_of(&start.data, id),
+        masker,
         stop,
     };
     session.take(Order::Start(Box::new(start)));
@@ -119,9 +125,13 @@ struct Session {
     stop: StopSignal,
 }
 
-fn masker_of(data: &StartFederatedTrainingData, id: FederatedSessionId) -> Option<Masker> {
+fn masker_of(
+    data: &StartFederatedTrainingData,
+    id: FederatedSessionId,
+    folder: &Path,
+) -> Option<Masker> {
     let asked = data.privacy.as_ref()?.secure_aggregation.as_ref()?;
-    Some(Masker::new(id, asked.threshold))
+    Some(Masker::new(id, asked.threshold, folder.join(REVEALED)))
 }
 
 /// What the work at a step needs to know. Cheap to clone.
@@ -252,8 +262,9 @@ impl Session {
                 }
             }
             Ok(Outcome::Masked(work, file)) => {
-                self.plan.masked();
-                if let Err(failure) = self.part.keep_masked(&work, file) {
+                if self.plan.masked(&work)
+                    && let Err(failure) = self.part.keep_masked(&work, file)
+                {
                     self.fail_masking(round, work.attempt, failure);
                 }
             }
@@ -262,8 +273,9 @@ impl Session {
             }
             Err(failure) => match step {
                 Step::Mask(work) => {
-                    self.plan.masked();
-                    self.fail_masking(round, work.attempt, failure);
+                    if self.plan.masked(&work) {
+                        self.fail_masking(round, work.attempt, failure);
+                    }
                 }
                 _ => self.fail(round, failure),
             },
@@ -339,13 +351,7 @@ impl Part {
                 };
                 rounds.train(work, broken_off).await
             }
-            Step::Mask(work) => {
-                let masked = tokio::select! {
-                    masked = self.mask(work) => masked,
-                    _ = broken_off.stopped() => Ok(Outcome::BrokenOff),
-                };
-                (rounds, masked)
-            }
+            Step::Mask(work) => (rounds, self.mask(work, broken_off).await),
         }
     }
 

@@ -1,8 +1,8 @@
 use std::collections::BTreeMap;
 
 use trainyard_shared::message::{
-    CheckpointSaved, CheckpointSavedData, JobCompleted, JobCompletedData, JobFailed, JobFailedData,
-    JobStarted, JobStartedData,
+    CheckpointSaved, CheckpointSavedData, FederatedUpdate, FederatedUpdateData, JobCompleted,
+    JobCompletedData, JobFailed, JobFailedData, JobStarted, JobStartedData,
 };
 
 use super::*;
@@ -57,6 +57,24 @@ fn checkpoint(step: u64) -> FromWorker {
             path: format!("checkpoints/job-1/step-{step}/"),
             metrics: BTreeMap::new(),
             files: Vec::new(),
+        },
+    })
+}
+
+fn masked(session: i64, attempt: u64) -> FromWorker {
+    FromWorker::FederatedUpdate(FederatedUpdate {
+        worker_id: None,
+        session_id: FederatedSessionId(session),
+        message_id: Some(MessageId::random()),
+        data: FederatedUpdateData {
+            round: 1,
+            num_examples: 4,
+            steps: 5,
+            loss: None,
+            key: "key".to_owned(),
+            sha256: "0".repeat(64),
+            size_bytes: 8,
+            attempt: Some(attempt),
         },
     })
 }
@@ -165,6 +183,24 @@ fn a_message_that_cannot_be_delivered_is_replaced_in_its_place() {
         .map(|entry| entry.message.wire_type())
         .collect();
     assert_eq!(kinds, ["job_failed", "job_started"]);
+}
+
+#[test]
+fn a_masked_result_is_not_kept_waiting_by_those_of_older_attempts() {
+    let folder = tempfile::tempdir().unwrap();
+    let outbox = Outbox::open(&folder.path().join("outbox")).unwrap();
+    for (session, attempt) in [(1, 7), (2, 3), (1, 8), (1, 9)] {
+        outbox.push(masked(session, attempt), Vec::new()).unwrap();
+    }
+    let attempts: Vec<_> = all(&outbox)
+        .iter()
+        .map(|entry| match &entry.message {
+            FromWorker::FederatedUpdate(update) => (update.session_id.get(), update.data.attempt),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    // The first one may be on its way already.
+    assert_eq!(attempts, [(1, Some(7)), (2, Some(3)), (1, Some(9))]);
 }
 
 #[test]

@@ -12,9 +12,11 @@ use trainyard_shared::message::{
 
 use super::masking::{Held, MaskWork};
 use super::rounds::RoundResult;
-use super::{Outcome, Part};
+use super::{MASKED, Outcome, Part};
+use crate::engine::EngineError;
 use crate::files::WrittenFile;
 use crate::privacy::masked::{ToMask, mask};
+use crate::tasks::StopSignal;
 use crate::tasks::failure::Failure;
 
 impl Part {
@@ -70,10 +72,15 @@ impl Part {
             }));
     }
 
-    /// Masks a result.
-    pub(super) async fn mask(&self, work: Arc<MaskWork>) -> Result<Outcome, Failure> {
+    /// Masks a result, or breaks that off; nothing is left of it then.
+    pub(super) async fn mask(
+        &self,
+        work: Arc<MaskWork>,
+        broken_off: StopSignal,
+    ) -> Result<Outcome, Failure> {
         let (out, to_mask) = (self.masked_file(&work), work.clone());
         let masking = move || {
+            let is_stopped = || broken_off.is_set();
             let what = ToMask {
                 result: &to_mask.held.file,
                 weights: &to_mask.held.weights,
@@ -81,15 +88,18 @@ impl Part {
                 factor: to_mask.factor,
                 loss: to_mask.held.loss,
             };
-            mask(&what, &out)
+            mask(&what, &out, &is_stopped)
         };
         let internal = |error| {
             let text = format!("masking has broken down: {error}");
             Failure::new(FailureKind::Internal, text)
         };
         let masked = tokio::task::spawn_blocking(masking).await;
-        let file = masked.map_err(internal)??;
-        Ok(Outcome::Masked(work, file))
+        match masked.map_err(internal)? {
+            Ok(file) => Ok(Outcome::Masked(work, file)),
+            Err(EngineError::Stopped) => Ok(Outcome::BrokenOff),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Keeps a masked change until the platform has it.
@@ -111,7 +121,7 @@ impl Part {
     }
 
     fn masked_file(&self, work: &MaskWork) -> PathBuf {
-        self.folder.join(format!("{}.masked", work.attempt))
+        self.folder.join(format!("{MASKED}{}", work.attempt))
     }
 
     fn keep_update(&self, data: FederatedUpdateData, file: PathBuf) -> Result<(), Failure> {

@@ -3,9 +3,9 @@
 //! Every attempt has keys of its own; one that is begun anew forgets those before it. What was asked already is answered
 //! as before, since the answer may have been lost.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use trainyard_privacy::secure::{
     Announcing, Context, Mask, Masking, Number, PublicKeys, Roster, SealedShares, SecureError,
@@ -17,6 +17,8 @@ use trainyard_shared::message::{
     MaskingFailedData, RevealSharesData, SecretsShared, SecretsSharedData, ShareSecretsData,
     ShareTo, SharesRevealed, SharesRevealedData,
 };
+
+use crate::files::{Access, write_atomically};
 
 /// What the platform asks in an attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -101,6 +103,10 @@ pub(super) struct Masker {
     /// Least number of results whose sum it helps to read.
     threshold: u64,
     attempt: Option<(u64, Stage)>,
+    /// The round of which it has helped to read a sum, by which attempt if that is known; it is kept in the file, so that
+    /// a restart does not forget it.
+    revealed: Option<(u64, Option<u64>)>,
+    revealed_file: PathBuf,
 }
 
 enum Stage {
@@ -137,12 +143,16 @@ fn broken(error: &str) -> Broken {
 }
 
 impl Masker {
-    /// A worker that has said nothing yet.
-    pub(super) fn new(session: FederatedSessionId, threshold: u64) -> Self {
+    /// A worker that has said nothing yet, but for what the file tells.
+    pub(super) fn new(session: FederatedSessionId, threshold: u64, revealed_file: PathBuf) -> Self {
+        let kept = fs::read_to_string(&revealed_file).ok();
+        let round = kept.and_then(|text| text.trim().parse().ok());
         Self {
             session,
             threshold,
             attempt: None,
+            revealed: round.map(|round| (round, None)),
+            revealed_file,
         }
     }
 
@@ -169,6 +179,16 @@ impl Masker {
     }
 
     fn answer(&mut self, order: SumOrder, held: &Held) -> Result<Answer, Broken> {
+        let (round, attempt) = order.place();
+        if let Some((known, by)) = self.revealed
+            && known == round
+            && by != Some(attempt)
+        {
+            // The difference of two sums tells the changes of those that are in one alone.
+            return Err(broken(
+                "this worker has helped to read a sum of the round already, and helps with no other",
+            ));
+        }
         match order {
             SumOrder::AnnounceKeys(data) => self.announce(data),
             SumOrder::ShareSecrets(data) => self.share(data),
@@ -280,6 +300,18 @@ impl Masker {
         Ok(Answer::Mask(Arc::new(work)))
     }
 
+    /// Written down before anything is said.
+    fn note_revealed(&mut self, round: u64, attempt: u64) -> Result<(), Broken> {
+        if self.revealed == Some((round, Some(attempt))) {
+            return Ok(());
+        }
+        let text = round.to_string();
+        let written = write_atomically(&self.revealed_file, text.as_bytes(), Access::Owner);
+        written.map_err(|error| broken(&format!("the round cannot be noted: {error}")))?;
+        self.revealed = Some((round, Some(attempt)));
+        Ok(())
+    }
+
     fn reveal(&mut self, data: RevealSharesData) -> Result<Answer, Broken> {
         let RevealSharesData {
             round,
@@ -290,6 +322,7 @@ impl Masker {
             return Err(broken("this worker takes no part in the sum"));
         };
         let (seeds, keys) = masking.reveal(&arrived)?.to_wire();
+        self.note_revealed(round, attempt)?;
         let data = SharesRevealedData {
             round,
             attempt,

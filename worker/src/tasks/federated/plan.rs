@@ -119,9 +119,9 @@ impl Plan {
         self.to_mask = Some(work);
     }
 
-    /// The result is masked, or cannot be.
-    pub(super) fn masked(&mut self) {
-        self.to_mask = None;
+    /// The result is masked, or cannot be. Gives whether that is still wanted: another attempt may have taken its place.
+    pub(super) fn masked(&mut self, work: &Arc<MaskWork>) -> bool {
+        self.to_mask.take_if(|wanted| wanted == work).is_some()
     }
 
     fn name_weights(&mut self, round: u64, weights: GlobalWeights) {
@@ -193,9 +193,12 @@ impl Plan {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use serde_json::json;
     use trainyard_shared::message::ToWorker;
 
+    use super::super::masking::Held;
     use super::*;
 
     fn order(frame: serde_json::Value) -> Order {
@@ -338,5 +341,34 @@ mod tests {
         other.data.global_weights.sha256 = "other".to_owned();
         plan.take(Order::Start(other), DELIVERED);
         fetches(&plan, 1);
+    }
+
+    #[test]
+    fn what_is_masked_for_an_older_attempt_does_not_settle_a_newer_one() {
+        let work = |attempt| {
+            Arc::new(MaskWork {
+                held: Held {
+                    round: 1,
+                    file: PathBuf::new(),
+                    weights: PathBuf::new(),
+                    num_examples: 1,
+                    steps: 1,
+                    loss: None,
+                },
+                attempt,
+                key: String::new(),
+                masks: Vec::new(),
+                factor: 1.0,
+            })
+        };
+        let mut plan = Plan::default();
+        plan.take(start(1), |_| false);
+        plan.settled(1);
+        plan.mask(work(7));
+        plan.mask(work(8));
+        assert!(!plan.masked(&work(7)), "nobody waits for it any more");
+        assert_eq!(plan.next(), Step::Mask(work(8)));
+        assert!(plan.masked(&work(8)));
+        assert_eq!(plan.next(), Step::Wait);
     }
 }

@@ -18,6 +18,17 @@ fn held() -> Held {
     }
 }
 
+thread_local! {
+    static FOLDER: tempfile::TempDir = tempfile::tempdir().unwrap();
+}
+
+/// One that has never helped to read a sum.
+fn fresh(threshold: u64) -> Masker {
+    let name = trainyard_shared::ids::MessageId::random().to_string();
+    let file = FOLDER.with(|folder| folder.path().join(name));
+    Masker::new(SESSION, threshold, file)
+}
+
 fn said(masker: &mut Masker, order: SumOrder) -> FromWorker {
     match masker.take(order, Some(&held())) {
         Answer::Say(message) => *message,
@@ -83,7 +94,7 @@ fn reveal(attempt: u64, arrived: &[u8]) -> SumOrder {
 
 /// Three workers whose shares the others have, and what each is to be told of them.
 fn shared(attempt: u64) -> (Vec<Masker>, Vec<SumOrder>) {
-    let mut maskers: Vec<Masker> = (0..3).map(|_| Masker::new(SESSION, 2)).collect();
+    let mut maskers: Vec<Masker> = (0..3).map(|_| fresh(2)).collect();
     let members: Vec<_> = maskers.iter_mut().map(|one| keys(one, attempt)).collect();
     let all: Vec<_> = maskers
         .iter_mut()
@@ -147,7 +158,7 @@ fn by_another_list_or_for_a_sum_of_too_few_nothing_is_revealed() {
     // What has failed stays so.
     failure(&mut maskers[0], reveal(7, &[1, 2]));
 
-    let mut strict = Masker::new(SESSION, 3);
+    let mut strict = fresh(3);
     let members = [keys(&mut strict, 8), keys(&mut maskers[1], 8)];
     let few = failure(&mut strict, share(8, 2, &members));
     assert!(few.error.contains("so few"), "{few:?}");
@@ -155,12 +166,12 @@ fn by_another_list_or_for_a_sum_of_too_few_nothing_is_revealed() {
 
 #[test]
 fn an_attempt_has_keys_of_its_own_and_forgets_the_one_before() {
-    let mut masker = Masker::new(SESSION, 2);
+    let mut masker = fresh(2);
     let first = keys(&mut masker, 7);
     assert_eq!(keys(&mut masker, 7), first);
     let next = keys(&mut masker, 8);
     assert_ne!(next, first);
-    let other = keys(&mut Masker::new(SESSION, 2), 7);
+    let other = keys(&mut fresh(2), 7);
     failure(&mut masker, share(7, 2, &[first, other]));
     assert_eq!(keys(&mut masker, 8), next, "the newer attempt goes on");
 }
@@ -179,7 +190,7 @@ fn whose_shares_cannot_be_opened_is_named() {
 
 #[test]
 fn without_a_result_of_the_round_there_are_no_keys() {
-    let mut masker = Masker::new(SESSION, 2);
+    let mut masker = fresh(2);
     for held in [None, Some(Held { round: 2, ..held() })] {
         let answer = masker.take(announce(7), held.as_ref());
         let Answer::Say(message) = answer else {
@@ -190,4 +201,37 @@ fn without_a_result_of_the_round_there_are_no_keys() {
             "{message:?}"
         );
     }
+}
+
+#[test]
+fn whoever_has_helped_to_read_a_sum_of_a_round_helps_with_no_other_also_after_a_restart() {
+    let (mut maskers, orders) = shared(7);
+    for (masker, order) in maskers.iter_mut().zip(orders) {
+        work(masker, order);
+    }
+    said(&mut maskers[0], reveal(7, &[1, 2]));
+    // One that has revealed nothing yet takes part in another attempt.
+    keys(&mut maskers[1], 8);
+    let refused = failure(&mut maskers[0], announce(8));
+    assert!(refused.error.contains("helps with no other"), "{refused:?}");
+    // What was asked before is answered again.
+    said(&mut maskers[0], reveal(7, &[1, 2]));
+
+    let file = maskers[0].revealed_file.clone();
+    let mut restarted = Masker::new(SESSION, 2, file);
+    let refused = failure(&mut restarted, announce(9));
+    assert!(refused.error.contains("helps with no other"), "{refused:?}");
+    let next = SumOrder::AnnounceKeys(AnnounceKeysData {
+        round: ROUND + 1,
+        attempt: 9,
+    });
+    let held = Held {
+        round: ROUND + 1,
+        ..held()
+    };
+    let answer = restarted.take(next, Some(&held));
+    assert!(
+        matches!(&answer, Answer::Say(said) if matches!(**said, FromWorker::KeysAnnounced(_))),
+        "{answer:?}"
+    );
 }
