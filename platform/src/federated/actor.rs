@@ -24,15 +24,15 @@ use super::state::{Effect, Event, Failed, Failures, Known, Order, Session as Sta
 use super::{inbox, store};
 use crate::actors::Actors;
 use crate::clock::Moment;
-use crate::database::{DatabaseError, now};
-use crate::rounds;
+use crate::database::{DatabaseError, DbConnection, now};
 use crate::rounds::actor::{RoundNews, Trouble};
 use crate::rounds::session::Session;
 use crate::rounds::state::{Event as RoundEvent, Phase};
-use crate::rounds::store::SessionRow;
+use crate::rounds::store::{SessionRow, natural};
 use crate::workers::dispatcher::Poke;
 use crate::workers::event::Occupation;
 use crate::workers::supervisor::{GetWorkers, SendOn, Vacate};
+use crate::{datasets, rounds};
 
 /// Between two tries to take in what has happened.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -63,14 +63,17 @@ pub struct Happened(pub Event);
 pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseError> {
     let id = row.id();
     let settings = Arc::new(Settings::of(row)?);
+    let settings_read = settings.clone();
     let read = move |c: &mut _| {
         Ok((
             store::workers(c, id)?,
             store::times(c, id)?,
             store::revealed_round(c, id)?,
+            shard_rows(c, &settings_read)?,
         ))
     };
-    let (known, times, revealed_round) = actors.database.read::<_, DatabaseError, _>(read).await?;
+    let (known, times, revealed_round, shard_rows) =
+        actors.database.read::<_, DatabaseError, _>(read).await?;
     let (give, given) = tokio::sync::oneshot::channel();
     let (run, to_run) = tokio::sync::oneshot::channel::<FederatedSession>();
     let spawned = actors.arbiter.spawn_fn(move || {
@@ -125,6 +128,7 @@ pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseErro
             actor,
             rounds: rounds.clone(),
             workers: shared.clone(),
+            shard_rows: Arc::new(shard_rows),
         },
     );
     let session = FederatedSession {
@@ -138,6 +142,18 @@ pub async fn start(actors: &Actors, row: &SessionRow) -> Result<(), DatabaseErro
     run.send(session).map_err(|_| DatabaseError::Stopped)
 }
 
+/// Rows of each shard.
+fn shard_rows(
+    connection: &mut DbConnection,
+    settings: &Settings,
+) -> Result<Vec<u64>, DatabaseError> {
+    let rows = |shard| {
+        let dataset = datasets::store::get(connection, settings.part(shard).0.get())?;
+        Ok(settings.shard_rows(shard, natural(dataset.row_count)))
+    };
+    (0..settings.shards).map(rows).collect()
+}
+
 impl FederatedSession {
     fn happen(&mut self, event: Event) -> ResponseActFuture<Self, Result<(), Trouble>> {
         let now = self.actors.clock.now();
@@ -148,6 +164,7 @@ impl FederatedSession {
             actors: self.actors.clone(),
             rounds: self.rounds.clone(),
             settings: self.settings.clone(),
+            shared: self.shared.clone(),
             next: next.clone(),
         };
         Box::pin(
@@ -155,7 +172,6 @@ impl FederatedSession {
                 .into_actor(self)
                 .map(move |carried, session, context| {
                     carried?;
-                    session.shared.set(next.clone());
                     session.state = next;
                     if is_over {
                         session.actors.federated.retire(session.rounds.id());
@@ -218,6 +234,7 @@ struct Carrying {
     actors: Actors,
     rounds: Arc<Session>,
     settings: Arc<Settings>,
+    shared: SharedState,
     next: State,
 }
 
@@ -240,6 +257,8 @@ impl Carrying {
                 _ => {}
             }
         }
+        // Whoever is told may answer at once.
+        self.shared.set(self.next.clone());
         for effect in effects {
             match effect {
                 Effect::Join(..) | Effect::Leave(_) => {}

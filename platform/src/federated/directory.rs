@@ -38,6 +38,26 @@ pub struct UnderWay {
     pub rounds: Arc<Rounds>,
     /// Its workers.
     pub workers: SharedState,
+    /// Rows of its shards.
+    pub shard_rows: Arc<Vec<u64>>,
+}
+
+impl UnderWay {
+    /// No worker has been trained on more rows than its shard has: more would give its result too much weight.
+    ///
+    /// # Errors
+    /// What to tell the worker.
+    pub(super) fn check_examples(&self, worker: WorkerId, claimed: u64) -> Result<(), String> {
+        let workers = self.workers.get();
+        let shard = workers.members().get(&worker).map(|member| member.shard);
+        let rows = shard.and_then(|shard| self.shard_rows.get(usize::try_from(shard).ok()?));
+        match rows {
+            Some(rows) if claimed > *rows => Err(format!(
+                "data.num_examples: this worker's shard has {rows} rows, not {claimed}"
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Where a session's workers stand. Only its actor changes it.
@@ -259,6 +279,11 @@ impl FederatedDirectory {
             }
             Standing::Given(_) | Standing::Ended => return Ok(Answer::Ignored),
         }
+        if let Err(why) = found.check_examples(worker, data.num_examples) {
+            self.refused(actors, found, worker, round, &why).await?;
+            inbox::forget(actors, &key).await;
+            return Err(ReportError::Invalid(why));
+        }
         let content = StoredObject {
             size_bytes: data.size_bytes,
             sha256: data.sha256,
@@ -336,6 +361,7 @@ impl From<FetchError> for ReportError {
     fn from(error: FetchError) -> Self {
         match error {
             FetchError::NotStored { .. } => Self::NotStored(error.to_string()),
+            FetchError::Full { .. } => Self::Failed(error.to_string()),
             FetchError::Storage(error) => Self::Storage(error),
         }
     }

@@ -128,6 +128,14 @@ pub enum FetchError {
         /// What is wrong.
         reason: String,
     },
+    /// There is no room for a copy (now).
+    #[error("the disk is full: {key} has {size_bytes} bytes")]
+    Full {
+        /// The key.
+        key: StorageKey,
+        /// Its size.
+        size_bytes: u64,
+    },
     /// The store or the disk.
     #[error(transparent)]
     Storage(#[from] StorageError),
@@ -161,6 +169,12 @@ pub async fn fetch(
         key: key.to_string(),
         source,
     };
+    if !actors.scratch.has_room_for(size_bytes).map_err(failed)? {
+        return Err(FetchError::Full {
+            key: key.clone(),
+            size_bytes,
+        });
+    }
     let mut file = actors.scratch.file().map_err(failed)?;
     let mut digest = Sha256::new();
     while let Some(chunk) = object.chunks.next().await {

@@ -83,6 +83,12 @@ impl Settings {
         }
     }
 
+    /// Rows of a shard, where its data set has so many.
+    pub fn shard_rows(&self, shard: u64, dataset_rows: u64) -> u64 {
+        let (_, index, of) = self.part(shard);
+        dataset_rows.saturating_sub(index).div_ceil(of.max(1))
+    }
+
     /// How results become a sum that alone can be read; none where they are seen one by one.
     pub fn masking_rules(&self) -> Option<masking::Rules> {
         let secure = self.privacy.as_ref()?.secure_aggregation.as_ref()?;
@@ -150,6 +156,9 @@ mod tests {
     fn one_data_set_is_cut_and_several_are_shards_as_they_are() {
         assert_eq!(settings(&[7], 4).part(3), (DatasetId(7), 3, 4));
         assert_eq!(settings(&[7, 8], 2).part(1), (DatasetId(8), 0, 1));
+        let rows = |shard| settings(&[7], 4).shard_rows(shard, 10);
+        assert_eq!([0, 1, 2, 3].map(rows), [3, 3, 2, 2]);
+        assert_eq!(settings(&[7, 8], 2).shard_rows(1, 10), 10);
     }
 
     #[test]

@@ -20,7 +20,7 @@ const LOSING: &[(&str, &str)] = &[
 
 async fn dataset(user: &Session<'_>) -> i64 {
     let row = "{\"text\":\"aye\"}\n";
-    let (status, dataset) = user.upload("name=rows", row.repeat(8)).await;
+    let (status, dataset) = user.upload("name=rows", row.repeat(12)).await;
     assert_eq!(status, 201, "{dataset}");
     dataset["id"].as_i64().unwrap()
 }
@@ -217,7 +217,7 @@ async fn what_does_not_fit_is_named_and_others_sessions_are_not_seen() {
     for (more, field) in [
         (json!({"rounds": 0}), "rounds"),
         (json!({"config": {"epochs": 1}}), "config.epochs"),
-        (json!({"shards": 9}), "dataset_id"),
+        (json!({"shards": 13}), "dataset_id"),
     ] {
         let (status, refused) = admin.post("/api/federated", body(&admin, more).await).await;
         assert_eq!(status, 400, "{refused}");

@@ -112,6 +112,9 @@ pub(in crate::federated) async fn trained(
         found.rounds.participants.count_late(&participant);
         return Ok(Answer::Ignored);
     };
+    if let Err(why) = found.check_examples(worker, data.num_examples) {
+        return Err(refuse(actors, found, worker, why).await);
+    }
     let event = Event::Trained {
         worker,
         round,
@@ -171,13 +174,11 @@ pub(in crate::federated) async fn take_masked(
         let message = "data.attempt: this session takes masked results only";
         return Err(refuse(actors, found, worker, message.to_owned()).await);
     };
-    let Some(round) = round_of(found, data.round)? else {
-        return Ok(Answer::Ignored);
-    };
     let id = found.rounds.id();
+    let open = round_of(found, data.round)?;
     let place = Place {
         session: id,
-        round,
+        round: data.round.saturating_sub(1),
         attempt: Some(attempt),
         worker,
     };
@@ -186,13 +187,21 @@ pub(in crate::federated) async fn take_masked(
         let message = format!("data.key: this worker's masked result is {key}");
         return Err(ReportError::Invalid(message));
     }
+    if open.is_none() {
+        inbox::forget(actors, &key).await;
+        return Ok(Answer::Ignored);
+    }
     let workers = found.workers.get();
     let judgement = workers.masking().map_or(Judgement::Ignored, |masking| {
         masking.judge_upload(worker, attempt, &data.sha256)
     });
     match judgement {
         Judgement::Counts => {}
-        Judgement::Ignored => return Ok(Answer::Ignored),
+        // It came too late, or is there already.
+        Judgement::Ignored => {
+            inbox::forget(actors, &key).await;
+            return Ok(Answer::Ignored);
+        }
         Judgement::Wrong(why) => return Err(refuse(actors, found, worker, why).await),
     }
     let content = StoredObject {

@@ -102,6 +102,9 @@ pub async fn close_unchanged(
     for worker in workers {
         rounds.participants.count_late(&store::participant(worker));
     }
+    if let Err(error) = rounds.participants.flush().await {
+        tracing::warn!(session.id = %rounds.id(), %error, "what was counted is written later");
+    }
     let turn = Turn {
         actors,
         rounds,

@@ -270,3 +270,78 @@ async fn one_that_does_not_follow_the_protocol_gets_an_error_and_the_others_go_o
     );
     assert_eq!(never.await["code"], "invalid_message");
 }
+
+#[actix_web::test]
+async fn a_sum_that_is_none_closes_the_round_without_a_change_and_is_not_tried_with_another_list() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, mut all, weights) = three(&platform, json!({})).await;
+    let mut announcing = Vec::new();
+    for one in &mut all {
+        announcing.push(one.announces().await);
+    }
+    let mut sharing = Vec::new();
+    for (one, announcing) in all.iter_mut().zip(announcing) {
+        sharing.push(one.shares(announcing).await);
+    }
+    let count = values(&weights).len();
+    let mut masking = Vec::new();
+    for (one, sharing) in all.iter_mut().zip(sharing) {
+        let of_it = one.receives(sharing).await;
+        // The first one sends what is none of a change: random numbers, in effect.
+        let file = match masking.is_empty() {
+            true => vec![0x5a; 8 * (count + 1)],
+            false => masked(&of_it, count, 1.0, 2.0),
+        };
+        let taken = one.sends(&platform, file).await;
+        assert_eq!(taken["type"], "ack", "{taken}");
+        masking.push(of_it);
+    }
+    for (one, masking) in all.iter_mut().zip(&mut masking).take(2) {
+        one.reveals(masking).await;
+    }
+    let ended = shown(&admin, id, |shown| shown["status"] == "finished").await;
+    let counted = |field: &str| -> Vec<u64> {
+        let workers = ended["workers"].as_array().unwrap().iter();
+        workers
+            .map(|worker| worker[field].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(
+        (counted("accepted"), counted("late")),
+        (vec![0; 3], vec![1; 3]),
+        "{ended}"
+    );
+    let path = format!("/api/federated/{id}");
+    let (_, rounds) = admin.get(&format!("{path}/rounds")).await;
+    let round = &rounds["items"][0];
+    assert_eq!(
+        (&round["merged"], &round["results"]),
+        (&json!(0), &json!([])),
+        "{round}"
+    );
+    let (_, files) = admin.get(&format!("{path}/artifacts")).await;
+    let digest = files["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|file| file["path"] == "adapter_model.safetensors")
+        .map(|file| file["sha256"].as_str().unwrap().to_owned());
+    assert_eq!(digest, Some(sha256(&weights)));
+}
+
+#[actix_web::test]
+async fn a_worker_that_claims_more_examples_than_its_shard_has_is_refused() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let more = json!({"aggregation": "weighted_mean"});
+    let (id, [mut a, _, _], _) = three(&platform, more).await;
+    let more = json!({"num_examples": 5, "steps": 5});
+    let refused = a.says("round_trained", more).await;
+    assert_eq!(refused["code"], "invalid_message", "{refused}");
+    let waits = shown(&admin, id, |shown| {
+        let reason = shown["waiting_because"].as_str().unwrap_or_default();
+        reason.contains("failed: data.num_examples: this worker's shard has 4 rows, not 5")
+    });
+    waits.await;
+}
