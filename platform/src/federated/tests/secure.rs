@@ -271,47 +271,33 @@ async fn one_that_does_not_follow_the_protocol_gets_an_error_and_the_others_go_o
     assert_eq!(never.await["code"], "invalid_message");
 }
 
-#[actix_web::test]
-async fn a_sum_that_is_none_closes_the_round_without_a_change_and_is_not_tried_with_another_list() {
-    let (platform, _models) = platform(QUIET).await;
-    let admin = platform.admin().await;
-    let (id, mut all, weights) = three(&platform, json!({})).await;
+/// Lets all bring an attempt on until their masked results are there.
+async fn send_all(
+    platform: &Platform,
+    all: &mut [Masked],
+    file: impl Fn(usize, &Masking) -> Vec<u8>,
+) -> Vec<Masking> {
     let mut announcing = Vec::new();
-    for one in &mut all {
+    for one in all.iter_mut() {
         announcing.push(one.announces().await);
     }
     let mut sharing = Vec::new();
     for (one, announcing) in all.iter_mut().zip(announcing) {
         sharing.push(one.shares(announcing).await);
     }
-    let count = values(&weights).len();
     let mut masking = Vec::new();
     for (one, sharing) in all.iter_mut().zip(sharing) {
         let of_it = one.receives(sharing).await;
-        // The first one sends what is none of a change: random numbers, in effect.
-        let file = match masking.is_empty() {
-            true => vec![0x5a; 8 * (count + 1)],
-            false => masked(&of_it, count, 1.0, 2.0),
-        };
-        let taken = one.sends(&platform, file).await;
+        let file = file(masking.len(), &of_it);
+        let taken = one.sends(platform, file).await;
         assert_eq!(taken["type"], "ack", "{taken}");
         masking.push(of_it);
     }
-    for (one, masking) in all.iter_mut().zip(&mut masking).take(2) {
-        one.reveals(masking).await;
-    }
-    let ended = shown(&admin, id, |shown| shown["status"] == "finished").await;
-    let counted = |field: &str| -> Vec<u64> {
-        let workers = ended["workers"].as_array().unwrap().iter();
-        workers
-            .map(|worker| worker[field].as_u64().unwrap())
-            .collect()
-    };
-    assert_eq!(
-        (counted("accepted"), counted("late")),
-        (vec![0; 3], vec![1; 3]),
-        "{ended}"
-    );
+    masking
+}
+
+/// The round that has closed without a change: nothing is merged, and the final adapter is the first one.
+async fn assert_unchanged(admin: &Session<'_>, id: i64, weights: &[u8]) {
     let path = format!("/api/federated/{id}");
     let (_, rounds) = admin.get(&format!("{path}/rounds")).await;
     let round = &rounds["items"][0];
@@ -327,7 +313,53 @@ async fn a_sum_that_is_none_closes_the_round_without_a_change_and_is_not_tried_w
         .iter()
         .find(|file| file["path"] == "adapter_model.safetensors")
         .map(|file| file["sha256"].as_str().unwrap().to_owned());
-    assert_eq!(digest, Some(sha256(&weights)));
+    assert_eq!(digest, Some(sha256(weights)));
+}
+
+#[actix_web::test]
+async fn after_a_restart_while_masks_were_taken_off_no_other_sum_of_the_round_is_asked_for() {
+    let (platform, models) = platform(QUIET).await;
+    let (id, mut all, weights) = three(&platform, json!({})).await;
+    let count = values(&weights).len();
+    let file = |_, masking: &Masking| masked(masking, count, 1.0, 2.0);
+    let mut masking = send_all(&platform, &mut all, file).await;
+    // One answer is too few for the sum, and is known to the platform.
+    all[0].reveals(&mut masking[0]).await;
+    all[1].is_asked("reveal_shares").await;
+    let platform = start_in(platform.stop().await, &models, QUIET).await;
+    let admin = platform.admin().await;
+    shown(&admin, id, |shown| shown["status"] == "finished").await;
+    assert_unchanged(&admin, id, &weights).await;
+}
+
+#[actix_web::test]
+async fn a_sum_that_is_none_closes_the_round_without_a_change_and_is_not_tried_with_another_list() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, mut all, weights) = three(&platform, json!({})).await;
+    let count = values(&weights).len();
+    // The first one sends what is none of a change: random numbers, in effect.
+    let file = |number, masking: &Masking| match number {
+        0 => vec![0x5a; 8 * (count + 1)],
+        _ => masked(masking, count, 1.0, 2.0),
+    };
+    let mut masking = send_all(&platform, &mut all, file).await;
+    for (one, masking) in all.iter_mut().zip(&mut masking).take(2) {
+        one.reveals(masking).await;
+    }
+    let ended = shown(&admin, id, |shown| shown["status"] == "finished").await;
+    let counted = |field: &str| -> Vec<u64> {
+        let workers = ended["workers"].as_array().unwrap().iter();
+        workers
+            .map(|worker| worker[field].as_u64().unwrap())
+            .collect()
+    };
+    assert_eq!(
+        (counted("accepted"), counted("late")),
+        (vec![0; 3], vec![1; 3]),
+        "{ended}"
+    );
+    assert_unchanged(&admin, id, &weights).await;
 }
 
 #[actix_web::test]
