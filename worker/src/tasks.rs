@@ -11,6 +11,7 @@ mod evaluation;
 mod export;
 mod failure;
 mod federated;
+mod fetched;
 mod inference;
 pub mod loaded;
 pub mod locks;

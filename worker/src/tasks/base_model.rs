@@ -6,7 +6,8 @@
 //! 4. the files that the platform offers (`download_urls`);
 //! 5. the hub.
 //!
-//! What is fetched goes to `MODELS_DIR/org/name`, `config.json` last: a folder that has it is whole.
+//! What is fetched goes to `MODELS_DIR/org/name`, `config.json` last: a folder that has it is whole. Where files in such a
+//! folder were damaged since, they are deleted and fetched again; what others have put there is left alone.
 
 mod hub;
 mod local;
@@ -161,10 +162,11 @@ impl ModelSource {
             );
             return Err(search);
         };
+        let folder = self.settings.models_dir.join(id.as_str());
+        local::delete_damaged(&folder);
         if let Some(path) = local::find(&self.settings, &id, need, &mut search.tried) {
             return Ok(path);
         }
-        let folder = self.settings.models_dir.join(id.as_str());
         let lock = match self.lock(&id).await {
             Ok(lock) => lock,
             Err(reason) => {
@@ -177,15 +179,14 @@ impl ModelSource {
         let result = match found {
             Some(path) => Ok(path),
             None => {
-                self.fetch(
-                    &id,
-                    need,
-                    &model.download_urls,
-                    &folder,
-                    &mut search,
-                    &mut on_progress,
-                )
-                .await
+                let offered = &model.download_urls;
+                let fetched = self
+                    .fetch(&id, need, offered, &folder, &mut search, &mut on_progress)
+                    .await;
+                if fetched.is_ok() {
+                    local::mark_fetched(&folder);
+                }
+                fetched
             }
         };
         drop(lock);

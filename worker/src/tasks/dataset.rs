@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use trainyard_shared::dataset::DatasetFormat;
 use trainyard_shared::message::DatasetSource;
@@ -10,6 +10,7 @@ use trainyard_shared::{FailureKind, Secret};
 
 use super::TaskContext;
 use super::failure::Failure;
+use super::fetched::{is_whole, touch};
 use super::transfers::{Download, TransferError};
 use crate::engine::data::DataFile;
 use crate::files::is_digest;
@@ -50,7 +51,7 @@ pub(super) async fn fetch_dataset(
         sha256: digest.map(str::to_owned),
     };
     let _lock = context.locks.lock(&destination).await;
-    if is_there(&destination, source) {
+    if is_whole(&destination, source.size_bytes, digest).await {
         touch(&destination);
         return Ok(file);
     }
@@ -72,16 +73,6 @@ pub(super) async fn fetch_dataset(
     Ok(file)
 }
 
-/// Files get their names only after their digest was checked, so length is enough to tell a whole one.
-fn is_there(path: &Path, source: &DatasetSource) -> bool {
-    fs::metadata(path).is_ok_and(|there| source.size_bytes.is_none_or(|size| size == there.len()))
-}
-
-/// Marks a data set as used now. Where that fails it is at worst fetched once more.
-fn touch(path: &Path) {
-    let _ = fs::File::open(path).and_then(|file| file.set_modified(SystemTime::now()));
-}
-
 fn delete_unused(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache) else {
         return;
@@ -99,6 +90,8 @@ fn delete_unused(cache: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]

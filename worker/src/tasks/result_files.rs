@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
@@ -12,6 +12,7 @@ use trainyard_shared::{FailureKind, Secret, ids::JobId};
 
 use super::TaskContext;
 use super::failure::Failure;
+use super::fetched::{is_whole, touch};
 use super::transfers::{Download, TransferError};
 use crate::engine::adapter::{ADAPTER_CONFIG, ADAPTER_WEIGHTS};
 use crate::files::{digest, is_digest};
@@ -137,19 +138,21 @@ fn known_digest(files: &[DownloadUrl]) -> Option<String> {
 /// Fetches what is not there yet into the folder of that digest.
 async fn fetch_kept(
     digest: &str,
-    mut files: Vec<DownloadUrl>,
+    files: Vec<DownloadUrl>,
     (model_path, context): (&str, &TaskContext),
 ) -> Result<PathBuf, Failure> {
     let cache = cache(context)?;
     let folder = cache.join(digest);
     let _lock = context.locks.lock(&folder).await;
     create(&folder)?;
-    // Files get their names only after their digest was checked; one that was cut off since is fetched again.
-    files.retain(|file| {
-        let there = fs::metadata(folder.join(last_part(&file.key)));
-        !there.is_ok_and(|there| file.size_bytes.is_none_or(|size| size == there.len()))
-    });
-    fetch_into(&folder, &files, (model_path, context)).await?;
+    let mut missing = Vec::new();
+    for file in files {
+        let there = folder.join(last_part(&file.key));
+        if !is_whole(&there, file.size_bytes, file.sha256.as_deref()).await {
+            missing.push(file);
+        }
+    }
+    fetch_into(&folder, &missing, (model_path, context)).await?;
     touch(&folder);
     delete_unused(&cache);
     Ok(folder)
@@ -261,11 +264,6 @@ fn create(folder: &Path) -> Result<(), TransferError> {
     fs::create_dir_all(folder).map_err(|source| TransferError::io("create", folder, source))
 }
 
-/// Marks a result as used now. Where that fails it is at worst fetched once more.
-fn touch(folder: &Path) {
-    let _ = fs::File::open(folder).and_then(|folder| folder.set_modified(SystemTime::now()));
-}
-
 fn delete_unused(cache: &Path) {
     let Ok(entries) = fs::read_dir(cache) else {
         return;
@@ -281,6 +279,8 @@ fn delete_unused(cache: &Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     #[test]

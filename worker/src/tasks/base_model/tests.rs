@@ -9,7 +9,8 @@ use super::*;
 use crate::tasks::transfers::RetryPolicy;
 use crate::tasks::transfers::test_server::{Reply, TestServer};
 
-const WEIGHTS: &[u8] = b"weights, not really";
+/// A file of weights without any.
+const WEIGHTS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
 
 struct Machine {
     folder: TempDir,
@@ -195,6 +196,49 @@ async fn a_model_is_fetched_from_the_hub_once_and_checked() {
         "the second time it is on this machine"
     );
     assert_eq!(installed(&machine.settings.models_dir), ["org/name"]);
+}
+
+#[actix_rt::test]
+async fn g054_what_was_fetched_and_is_damaged_since_is_fetched_again_and_what_was_put_there_is_left_alone()
+ {
+    let server = TestServer::start(|_, request| hub(usize::MAX, &request.target)).await;
+    let machine = Machine::with_hub(&server);
+    let folder = machine.find(&model("org/name")).await.unwrap();
+    let resolved = || {
+        let requests = server.requests().into_iter().map(|request| request.target);
+        requests
+            .filter(|target| target.contains("resolve"))
+            .collect::<Vec<_>>()
+    };
+    let mut flipped = WEIGHTS.to_vec();
+    flipped[0] ^= 0x40;
+    let damages = [
+        ("model.safetensors", &WEIGHTS[..0]),
+        ("model.safetensors", &WEIGHTS[..9]),
+        ("model.safetensors", &flipped[..]),
+        ("tokenizer.json", &b"{"[..]),
+    ];
+    for (name, damaged) in damages {
+        let before = resolved().len();
+        let whole = std::fs::read(folder.join(name)).unwrap();
+        std::fs::write(folder.join(name), damaged).unwrap();
+        machine.find(&model("org/name")).await.unwrap();
+        assert_eq!(std::fs::read(folder.join(name)).unwrap(), whole, "{name}");
+        assert_eq!(
+            resolved()[before..],
+            [format!("/mirror/org/name/resolve/abc/{name}")]
+        );
+    }
+    let own = machine.settings.models_dir.join("own/model");
+    std::fs::create_dir_all(&own).unwrap();
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        std::fs::write(own.join(name), "cut").unwrap();
+    }
+    machine.find(&model("own/model")).await.unwrap();
+    assert_eq!(
+        std::fs::read(own.join("model.safetensors")).unwrap(),
+        b"cut"
+    );
 }
 
 #[actix_rt::test]
