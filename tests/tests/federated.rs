@@ -236,15 +236,22 @@ async fn masked_results_make_the_adapter_that_plain_ones_would_though_a_worker_i
     for _ in 0..3 {
         let has_third = |message: &Value| {
             let is_start = message["type"] == "start_federated_training";
-            is_start && message["data"]["shard"]["index"] == 2
+            let is_masked = message["data"]["privacy"]["secure_aggregation"].is_object();
+            is_start && is_masked && message["data"]["shard"]["index"] == 2
         };
         let fault = Fault::deaf_once(has_third, "federated_update");
         let proxy = Proxy::start(yard.platform.address(), fault).await;
         workers.push(Worker::start_towards(&proxy.url(), &yard.models, &yard.key));
         yard.idle(workers.len()).await;
     }
+    // A session that needs all three has them; so they are there together for the next one.
+    let all = yard
+        .session(json!({"shards": 3, "rounds": 1, "min_workers": 3}))
+        .await;
+    yard.finished(all).await;
+    yard.idle(3).await;
     let masked = json!({
-        "shards": 3, "rounds": 1, "round_timeout_seconds": 20, "privacy": {"secure_aggregation": {}}
+        "shards": 3, "rounds": 1, "privacy": {"secure_aggregation": {}}
     });
     let id = yard.session(masked).await;
     let inbox = yard
@@ -261,7 +268,11 @@ async fn masked_results_make_the_adapter_that_plain_ones_would_though_a_worker_i
     let shown = yard.shown(id, "the workers", |_| true).await;
     let of_session = shown["workers"].as_array().expect("a list");
     let silent = of_session.iter().position(|worker| worker["shard"] == 2);
-    workers[silent.expect("one has it")].process.kill().await;
+    let silent = silent.expect("one has it");
+    workers[silent].process.kill().await;
+    // Its connection seems alive, and masked results have as long as the round: it is given up.
+    let path = format!("/api/workers/{}", of_session[silent]["worker_id"]);
+    yard.admin.delete(&path).await.ok();
     let ended = yard.finished(id).await;
     let accepted = |shard: u64| {
         let workers = ended["workers"].as_array().expect("a list");

@@ -273,7 +273,7 @@ impl Session {
             }
             Err(failure) => match step {
                 Step::Mask(work) => {
-                    if self.plan.masked(&work) {
+                    if self.plan.masked(work) {
                         self.fail_masking(round, work.attempt, failure);
                     }
                 }
