@@ -330,6 +330,14 @@ fn list_in_words(list: &Value) -> String {
 }
 
 fn in_words(session: &Value) -> String {
+    let list = |pointer: &str| match session.pointer(pointer).and_then(Value::as_array) {
+        Some(all) if !all.is_empty() => {
+            let all: Vec<String> = all.iter().map(Value::to_string).collect();
+            all.join(", ")
+        }
+        _ => "-".to_owned(),
+    };
+    let of_noise = |field: &str| figure(session, &format!("/privacy/differential_privacy/{field}"));
     let all = [
         ("id", cell(session, "/id")),
         ("name", cell(session, "/name")),
@@ -337,10 +345,15 @@ fn in_words(session: &Value) -> String {
         ("waits because", cell(session, "/waiting_because")),
         ("error", cell(session, "/error")),
         ("model", cell(session, "/model")),
-        (
-            "epsilon so far",
-            figure(session, "/privacy/differential_privacy/epsilon"),
-        ),
+        ("data sets", list("/dataset_ids")),
+        ("shards", cell(session, "/shards")),
+        ("shards without a worker", list("/idle_shards")),
+        ("at least workers", cell(session, "/min_workers")),
+        ("clip norm", of_noise("clip_norm")),
+        ("noise multiplier", of_noise("noise_multiplier")),
+        ("delta", of_noise("delta")),
+        ("epsilon so far", of_noise("epsilon")),
+        ("epsilon at the end", of_noise("epsilon_at_end")),
         (
             "sums of at least",
             cell(session, "/privacy/secure_aggregation/threshold"),

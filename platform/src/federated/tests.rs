@@ -274,6 +274,7 @@ async fn a_private_session_tells_its_workers_how_and_shows_what_was_given_away()
         .iter()
         .find(|worker| worker["accepted"] == 1)
         .unwrap();
+    assert_eq!(session["idle_shards"], json!([]));
     let privacy = &session["privacy"]["differential_privacy"];
     for epsilon in [&privacy["epsilon"], &worker["epsilon"]] {
         assert!(
@@ -386,6 +387,7 @@ async fn with_all_workers_lost_a_session_waits_says_why_and_goes_on_when_they_ar
         (&lost["round"], &lost["deadline"]),
         (&json!(1), &Value::Null)
     );
+    assert_eq!(lost["idle_shards"], json!([0, 1]));
     let platform = &platform;
     let (mut a, mut b) = (
         comes_back(platform, &a).await,

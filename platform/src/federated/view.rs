@@ -66,6 +66,10 @@ pub struct SessionView {
     /// The workers that take part, or did; only where one session is asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     workers: Option<Vec<WorkerView>>,
+    /// Shards, from 0, that no worker has now: nothing is trained on their rows. Only where one session is asked for that
+    /// has not ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_shards: Option<Vec<u64>>,
     created_at: DateTime<Utc>,
     ended_at: Option<DateTime<Utc>>,
 }
@@ -212,6 +216,7 @@ impl SessionView {
                 .privacy
                 .map(|privacy| PrivacyView::of(&privacy, (round + 1).min(total), total)),
             workers: None,
+            idle_shards: None,
             created_at: shown_time(row.created_at),
             ended_at: row.ended_at.map(shown_time),
         })
@@ -223,8 +228,14 @@ impl SessionView {
             .into_iter()
             .filter_map(|row| WorkerView::of(&row, standing, self.privacy.as_ref()));
         let by_id: BTreeMap<_, _> = workers.map(|view| (view.worker_id, view)).collect();
+        let idle_shards = standing.map(|standing| {
+            let members = standing.workers.members();
+            let has = |shard: u64| members.values().any(|member| member.shard == shard);
+            (0..self.shards).filter(|shard| !has(*shard)).collect()
+        });
         Self {
             workers: Some(by_id.into_values().collect()),
+            idle_shards,
             ..self
         }
     }

@@ -15,7 +15,6 @@ use crate::federated::directory::{Answer, ReportError, UnderWay};
 use crate::federated::inbox::{self, Place};
 use crate::federated::state::Event;
 use crate::federated::state::masking::{Judgement, Said, Upload};
-use crate::federated::store;
 use crate::storage::StoredObject;
 
 /// Something that is said in an attempt at a round's sum.
@@ -108,8 +107,6 @@ pub(in crate::federated) async fn trained(
         return Err(ReportError::Invalid(message.to_owned()));
     }
     let Some(round) = round_of(found, data.round)? else {
-        let participant = store::participant(worker);
-        found.rounds.participants.count_late(&participant);
         return Ok(Answer::Ignored);
     };
     if let Err(why) = found.check_examples(worker, data.num_examples) {

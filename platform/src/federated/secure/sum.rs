@@ -15,14 +15,21 @@ use trainyard_privacy::secure::{Context, Mask, SecureError, Unmasking};
 use trainyard_shared::ids::WorkerId;
 
 use crate::actors::Actors;
+use crate::database::{DatabaseError, DbConnection};
 use crate::federated::state::Event;
 use crate::federated::state::masking::{Summand, ToSum, Unread};
 use crate::federated::store;
+use crate::rounds;
+use crate::rounds::actor::Trouble;
 use crate::rounds::session::{Contribution, OfferedMean, Session as Rounds, SubmitError};
+use crate::rounds::state::Event as RoundEvent;
 use crate::storage::StoredObject;
 
 /// Between two tries to store a sum.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// Rounds in a row that close without a change before the session is stopped.
+const MOST_UNCHANGED: u64 = 3;
 
 /// Length of a masked change: 8 bytes for each value of the adapter, in the order of its file, and for the loss.
 pub fn masked_bytes(global: &GlobalAdapter) -> u64 {
@@ -110,7 +117,7 @@ pub async fn close_unchanged(
         rounds,
         round,
     };
-    while let Err(error) = turn.rounds.close_unchanged(round).await {
+    while let Err(error) = turn.close().await {
         if !turn.waits(&error).await {
             return;
         }
@@ -203,6 +210,33 @@ impl Turn {
                 return;
             }
         }
+    }
+
+    /// Closes the round without a sum. A session of which too many rounds in a row came to nothing is stopped: some worker
+    /// spoils them, and nobody can see which.
+    async fn close(&self) -> Result<(), Trouble> {
+        let (id, round) = (self.rounds.id(), self.round);
+        let before = round.saturating_sub(MOST_UNCHANGED - 1)..round;
+        let are_unchanged = move |c: &mut DbConnection| {
+            for before in before {
+                if rounds::store::round(c, id, before)?.merged != Some(0) {
+                    return Ok(false);
+                }
+            }
+            Ok(round + 1 >= MOST_UNCHANGED)
+        };
+        let database = &self.actors.database;
+        if !database.read::<_, DatabaseError, _>(are_unchanged).await? {
+            self.rounds.close_unchanged(round).await?;
+            return Ok(());
+        }
+        let error = format!(
+            "the sums of {MOST_UNCHANGED} rounds in a row came to nothing: some worker sends what is none of a change, or reveals nothing"
+        );
+        let noted = move |c: &mut DbConnection| rounds::store::note_error(c, id, &error);
+        database.write::<_, DatabaseError, _>(noted).await?;
+        self.rounds.apply(RoundEvent::StopAsked).await?;
+        Ok(())
     }
 
     /// Waits until it may be tried again; not where the round has closed or the session ended.

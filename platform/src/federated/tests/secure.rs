@@ -40,6 +40,17 @@ impl Masked {
         assert_eq!(answer["type"], "ack", "{kind}: {answer}");
     }
 
+    fn round(&self) -> u64 {
+        self.start["data"]["round"].as_u64().unwrap()
+    }
+
+    /// The next round is open; it has a result of that too.
+    async fn goes_on(&mut self) {
+        self.start = self.worker.socket.receive("continue_round").await;
+        self.asked = Value::Null;
+        self.trained().await;
+    }
+
     async fn trained(&mut self) {
         let more = json!({"num_examples": 4, "steps": 5});
         self.takes("round_trained", more).await;
@@ -53,7 +64,7 @@ impl Masked {
         self.is_asked("announce_keys").await;
         let attempt = self.asked["data"]["attempt"].as_u64().unwrap();
         let session = FederatedSessionId(self.start["session_id"].as_i64().unwrap());
-        let announcing = Announcing::new(Context::of(session, 1, attempt)).unwrap();
+        let announcing = Announcing::new(Context::of(session, self.round(), attempt)).unwrap();
         let keys = MaskingKeys::from(&announcing.public_keys());
         self.takes("keys_announced", serde_json::to_value(keys).unwrap())
             .await;
@@ -376,4 +387,30 @@ async fn a_worker_that_claims_more_examples_than_its_shard_has_is_refused() {
         reason.contains("failed: data.num_examples: this worker's shard has 4 rows, not 5")
     });
     waits.await;
+}
+
+#[actix_web::test]
+async fn after_three_rounds_in_a_row_whose_sums_are_none_the_session_is_stopped_and_says_why() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, mut all, weights) = three(&platform, json!({"rounds": 9})).await;
+    let count = values(&weights).len();
+    for round in 1..=3 {
+        if round > 1 {
+            for one in &mut all {
+                one.goes_on().await;
+            }
+        }
+        let file = |_, _: &Masking| vec![0x5a; 8 * (count + 1)];
+        let mut masking = send_all(&platform, &mut all, file).await;
+        for (one, masking) in all.iter_mut().zip(&mut masking).take(2) {
+            one.reveals(masking).await;
+        }
+    }
+    let stopped = shown(&admin, id, |shown| shown["status"] == "stopped").await;
+    let error = stopped["error"].as_str().unwrap_or_default();
+    assert!(
+        error.contains("the sums of 3 rounds in a row came to nothing"),
+        "{stopped}"
+    );
 }

@@ -380,8 +380,8 @@ impl Attempt {
         self.misread = Some((why, of));
     }
 
-    /// Whoever was asked, could have answered and has not by the deadline; and with all answers there, whose shares give
-    /// no secret.
+    /// Whoever was asked, could have answered and has not by the deadline; and whose shares give no secret, also where any
+    /// one answer is left out.
     pub(super) fn blamed(&self, now: Moment) -> Vec<(WorkerId, String)> {
         let silent = self
             .asks_of()
@@ -393,10 +393,10 @@ impl Attempt {
                     format!("{} did not come in time", self.stage.awaits()),
                 )
             });
-        let dealer = self
-            .misread
-            .as_ref()
-            .and_then(|(_, of)| self.worker((*of)?));
+        // With just as many answers as are needed, one of these may be wrong as well.
+        let can_tell = self.revealed.len() > self.needed();
+        let dealer = self.misread.as_ref().filter(|_| can_tell);
+        let dealer = dealer.and_then(|(_, of)| self.worker((*of)?));
         let dealer = dealer.map(|worker| (worker, "its shares give no secret".to_owned()));
         silent.chain(dealer).collect()
     }

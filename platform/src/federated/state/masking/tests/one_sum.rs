@@ -142,3 +142,18 @@ fn a_sum_that_cannot_be_read_waits_for_more_answers_and_one_that_is_none_is_the_
         none.reason()
     );
 }
+
+#[test]
+fn nobody_is_blamed_for_a_sum_that_any_one_wrong_answer_could_have_spoiled() {
+    let mut round = Round::trained(2, 2, 2, &[]);
+    round.go_on_to_the_sum();
+    let attempt = round.attempt().id();
+    let why = Unread::WrongShares {
+        why: "a share is wrong".to_owned(),
+        of: Some(1),
+    };
+    round.happen(Event::Unread { attempt, why });
+    round.wait(100);
+    assert!(round.session.masking().unwrap().attempt().is_none());
+    assert_eq!(round.session.failures().of(id(1)), None);
+}
