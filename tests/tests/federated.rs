@@ -307,6 +307,38 @@ async fn masked_results_make_the_adapter_that_plain_ones_would_though_a_worker_i
 }
 
 #[tokio::test]
+async fn masked_results_may_be_blurred_and_weighed_and_what_they_give_away_is_told() {
+    let yard = Yard::new("60").await;
+    let _workers = [yard.worker(), yard.worker()];
+    yard.idle(2).await;
+    let mechanism = json!({"clip_norm": 0.5, "noise_multiplier": 1.0});
+    let id = yard
+        .session(json!({
+            "rounds": 2, "aggregation": "weighted_mean",
+            "privacy": {"secure_aggregation": {}, "differential_privacy": mechanism},
+        }))
+        .await;
+    let ended = yard.finished(id).await;
+    let workers = ended["workers"].as_array().expect("a list");
+    assert_eq!(workers.len(), 2, "{ended}");
+    for worker in workers {
+        assert_eq!(worker["accepted"], 2, "{ended}");
+        // Of two rounds with that noise, as docs/privacy.md has it.
+        let epsilon = worker["epsilon"].as_f64().expect("a number");
+        assert!((epsilon - 7.08).abs() < 0.01, "{ended}");
+    }
+    let path = format!("/api/federated/{id}/rounds");
+    let rounds = yard.admin.get(&path).await.ok();
+    for round in rounds["items"].as_array().expect("a list") {
+        assert!(
+            round["closed_at"].is_null() || round["merged"] == 2,
+            "{rounds}"
+        );
+        assert!(round["loss"].is_null(), "it is not told: {rounds}");
+    }
+}
+
+#[tokio::test]
 async fn a_frozen_worker_is_left_behind_and_goes_on_with_the_newest_weights_and_a_late_one_joins() {
     let yard = Yard::new("60").await;
     let first = yard.worker();
