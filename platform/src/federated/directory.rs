@@ -49,7 +49,7 @@ impl UnderWay {
     /// What to tell the worker.
     pub(super) fn check_examples(&self, worker: WorkerId, claimed: u64) -> Result<(), String> {
         let workers = self.workers.get();
-        let shard = workers.members().get(&worker).map(|member| member.shard);
+        let shard = workers.shard_of(worker);
         let rows = shard.and_then(|shard| self.shard_rows.get(usize::try_from(shard).ok()?));
         match rows {
             Some(rows) if claimed > *rows => Err(format!(

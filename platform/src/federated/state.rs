@@ -217,6 +217,11 @@ impl Session {
         self.stage == Stage::Open
     }
 
+    /// The part of the data of a worker that takes part, or did before.
+    pub fn shard_of(&self, worker: WorkerId) -> Option<u64> {
+        self.shards.get(&worker).copied()
+    }
+
     /// Whether a worker takes part, or did before.
     pub fn knows(&self, worker: WorkerId) -> bool {
         self.shards.contains_key(&worker)

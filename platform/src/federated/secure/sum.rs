@@ -59,10 +59,16 @@ impl SumError {
                 };
                 Some(Unread::WrongShares { why, of })
             }
-            Self::Failed(AggregationError::Io { .. }) => None,
+            Self::Failed(AggregationError::Io { source, .. }) if may_pass(source) => None,
             Self::OutOfRange | Self::Failed(_) => Some(Unread::NoSum(why)),
         }
     }
+}
+
+/// A file that is gone or cut off does not come back.
+fn may_pass(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{NotFound, UnexpectedEof};
+    !matches!(error.kind(), NotFound | UnexpectedEof)
 }
 
 /// Reads the sum of an attempt in the round (from 0) that is open, and closes the round with its mean. The session hears
@@ -231,7 +237,7 @@ impl Turn {
             return Ok(());
         }
         let error = format!(
-            "the sums of {MOST_UNCHANGED} rounds in a row came to nothing: some worker sends what is none of a change, or reveals nothing"
+            "the sums of {MOST_UNCHANGED} rounds in a row came to nothing: some worker sends what is none of a change or reveals nothing, or the platform was broken off or lost files each time"
         );
         let noted = move |c: &mut DbConnection| rounds::store::note_error(c, id, &error);
         database.write::<_, DatabaseError, _>(noted).await?;

@@ -89,10 +89,15 @@ const FETCHED: &str = ".fetched";
 
 /// The files in the folder were fetched: they can be fetched again. Not where one cannot be read although it has just come.
 pub(super) fn mark_fetched(folder: &Path) {
-    if files_of(folder).any(|path| read(&path).is_err()) {
-        return;
-    }
-    if let Err(error) = fs::write(folder.join(FETCHED), "") {
+    let mark = folder.join(FETCHED);
+    let marked = match files_of(folder).any(|path| read(&path).is_err()) {
+        true => fs::remove_file(&mark).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        }),
+        false => fs::write(&mark, ""),
+    };
+    if let Err(error) = marked {
         tracing::warn!(folder = %folder.display(), %error, "a fetched model is not marked as such");
     }
 }
@@ -106,8 +111,13 @@ pub(super) fn delete_damaged(folder: &Path) {
     for path in files_of(folder) {
         let Err(why) = read(&path) else { continue };
         tracing::warn!(file = %path.display(), why, "a fetched file of a model is damaged and is deleted");
-        if let Err(error) = fs::remove_file(&path) {
-            tracing::warn!(file = %path.display(), %error, "it cannot be deleted");
+        // Without its config the folder is not whole: what is missing is fetched, also what not every model has.
+        for file in [&path, &folder.join("config.json")] {
+            if let Err(error) = fs::remove_file(file)
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                tracing::warn!(file = %file.display(), %error, "it cannot be deleted");
+            }
         }
     }
 }

@@ -224,10 +224,9 @@ async fn g054_what_was_fetched_and_is_damaged_since_is_fetched_again_and_what_wa
         std::fs::write(folder.join(name), damaged).unwrap();
         machine.find(&model("org/name")).await.unwrap();
         assert_eq!(std::fs::read(folder.join(name)).unwrap(), whole, "{name}");
-        assert_eq!(
-            resolved()[before..],
-            [format!("/mirror/org/name/resolve/abc/{name}")]
-        );
+        let fetched =
+            [name, "config.json"].map(|name| format!("/mirror/org/name/resolve/abc/{name}"));
+        assert_eq!(resolved()[before..], fetched);
     }
     let own = machine.settings.models_dir.join("own/model");
     std::fs::create_dir_all(&own).unwrap();
