@@ -302,6 +302,11 @@ impl Session {
             Event::Misbehaved { worker, error } => {
                 self.misbehaved(worker, error, now, &mut effects)
             }
+            Event::PutOff { worker, attempt } => {
+                if let Some(masking) = &mut self.masking {
+                    masking.put_off(worker, attempt);
+                }
+            }
             Event::Unread { attempt, why } => {
                 if let Some(masking) = &mut self.masking {
                     masking.unread(attempt, why, now);

@@ -205,9 +205,22 @@ pub(in crate::federated) async fn take_masked(
         size_bytes: data.size_bytes,
         sha256: data.sha256,
     };
-    let file = inbox::fetch(actors, &key, &content).await?;
+    let taken = async {
+        let global = found.rounds.global(actors).await?;
+        let file = inbox::fetch(actors, &key, &content).await?;
+        Ok::<_, ReportError>((global, file))
+    };
+    let (global, file) = match taken.await {
+        Ok(taken) => taken,
+        Err(error) => {
+            if !matches!(error, ReportError::NotStored(_)) {
+                let event = Event::PutOff { worker, attempt };
+                actors.federated.apply(id, event).await;
+            }
+            return Err(error);
+        }
+    };
     inbox::forget(actors, &key).await;
-    let global = found.rounds.global(actors).await?;
     let expected = sum::masked_bytes(&global.adapter);
     if content.size_bytes != expected {
         let why = format!(

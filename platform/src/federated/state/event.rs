@@ -55,6 +55,13 @@ pub enum Event {
         /// What is wrong, for a person.
         error: String,
     },
+    /// A worker's masked result could not be taken in (yet), by no fault of its own.
+    PutOff {
+        /// The worker.
+        worker: WorkerId,
+        /// The attempt.
+        attempt: u64,
+    },
     /// The sum of an attempt could not be read, or does not count.
     Unread {
         /// The attempt.

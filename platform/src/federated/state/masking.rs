@@ -312,6 +312,13 @@ impl Masking {
         }
     }
 
+    /// A worker's masked result could not be taken in (yet), by no fault of its own.
+    pub(super) fn put_off(&mut self, worker: WorkerId, attempt: u64) {
+        if let Some(under_way) = self.attempt.as_mut().filter(|it| it.id() == attempt) {
+            under_way.put_off(worker);
+        }
+    }
+
     /// What the worker is to be asked again, which may not have got it.
     pub(super) fn asked(&self, worker: WorkerId) -> Option<Effect> {
         self.attempt.as_ref()?.ask_of(worker)

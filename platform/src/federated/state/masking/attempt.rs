@@ -75,6 +75,8 @@ pub struct Attempt {
     gone: BTreeSet<WorkerId>,
     /// Whose shares cannot be used, by whom.
     accused: BTreeMap<WorkerId, BTreeSet<WorkerId>>,
+    /// Those that have answered what could not be taken in.
+    put_off: BTreeSet<WorkerId>,
 }
 
 impl Attempt {
@@ -97,6 +99,7 @@ impl Attempt {
             misread: None,
             gone: BTreeSet::new(),
             accused: BTreeMap::new(),
+            put_off: BTreeSet::new(),
         }
     }
 
@@ -374,6 +377,11 @@ impl Attempt {
         self.gone.insert(worker);
     }
 
+    /// The worker has answered, and the platform could not take that in.
+    pub(super) fn put_off(&mut self, worker: WorkerId) {
+        self.put_off.insert(worker);
+    }
+
     /// With what was revealed so far the sum cannot be read.
     pub(super) fn misread(&mut self, why: String, of: Option<Number>) {
         self.stage = Stage::Reveals;
@@ -386,7 +394,7 @@ impl Attempt {
         let silent = self
             .asks_of()
             .filter(|worker| !self.has_answered(*worker) && !self.gone.contains(worker))
-            .filter(|_| self.until <= now)
+            .filter(|worker| self.until <= now && !self.put_off.contains(worker))
             .map(|worker| {
                 (
                     worker,

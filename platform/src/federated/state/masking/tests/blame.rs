@@ -112,3 +112,20 @@ fn whose_shares_most_of_the_others_cannot_use_fails_and_a_single_accuser_is_left
         "{reason}"
     );
 }
+
+#[test]
+fn whose_masked_result_the_platform_could_not_take_in_is_not_to_blame() {
+    let mut round = Round::trained(3, 2, 2, &[2, 3]);
+    round.dead.clear();
+    round.answer_all();
+    round.answer_all();
+    assert_eq!(round.stage(), Stage::Uploads);
+    round.dead = BTreeSet::from([id(2), id(3)]);
+    round.answer_all();
+    let attempt = round.attempt().id();
+    let worker = id(2);
+    round.happen(Event::PutOff { worker, attempt });
+    round.wait(100);
+    let count = |number| round.session.failures().of(id(number)).map(|it| it.count);
+    assert_eq!((count(2), count(3)), (None, Some(1)));
+}
