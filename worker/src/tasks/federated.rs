@@ -262,9 +262,12 @@ impl Session {
                 }
             }
             Ok(Outcome::Masked(work, file)) => {
-                if self.plan.masked(&work)
-                    && let Err(failure) = self.part.keep_masked(&work, file)
-                {
+                let kept = match self.plan.masked(&work) {
+                    true => self.part.keep_masked(&work, file),
+                    false => Ok(()),
+                };
+                self.part.forget_masked(&work);
+                if let Err(failure) = kept {
                     self.fail_masking(round, work.attempt, failure);
                 }
             }

@@ -120,6 +120,12 @@ impl Part {
         Ok(())
     }
 
+    /// A masked change is in the outbox, or of no use.
+    pub(super) fn forget_masked(&self, work: &MaskWork) {
+        // What stays is deleted when the session begins anew, or ends.
+        let _ = fs::remove_file(self.masked_file(work));
+    }
+
     fn masked_file(&self, work: &MaskWork) -> PathBuf {
         self.folder.join(format!("{MASKED}{}", work.attempt))
     }
