@@ -264,21 +264,6 @@ pub fn fail(
     Ok(changed > 0)
 }
 
-/// Why the session is about to be stopped, for people.
-///
-/// # Errors
-/// Those of the database.
-pub fn note_error(
-    connection: &mut DbConnection,
-    id: FederatedSessionId,
-    error: &str,
-) -> Result<(), DatabaseError> {
-    diesel::update(federated_sessions::table.find(id.get()))
-        .set(federated_sessions::error.eq(error))
-        .execute(connection)?;
-    Ok(())
-}
-
 /// The round takes no result any more.
 ///
 /// # Errors

@@ -123,11 +123,7 @@ pub async fn close_unchanged(
         rounds,
         round,
     };
-    while let Err(error) = turn.close().await {
-        if !turn.waits(&error).await {
-            return;
-        }
-    }
+    turn.until_done(async || turn.close().await).await;
 }
 
 /// A round that is to be closed with a sum. Shares are revealed already, and there is no other sum: whatever stands in
@@ -205,17 +201,22 @@ impl Turn {
 
     /// Stores the mean, then lets it count.
     async fn submit(&self, offered: &OfferedMean) {
-        while let Err(error) = self.rounds.store_mean(&self.actors, offered).await {
+        let stored = async || self.rounds.store_mean(&self.actors, offered).await;
+        if self.until_done(stored).await {
+            // Where it is refused the round has closed, or the session has ended: it is not needed.
+            let taken = async || self.rounds.take_mean(offered).await;
+            self.until_done(taken).await;
+        }
+    }
+
+    /// Tries it until it succeeds; false where the round has closed or the session ended before.
+    async fn until_done<T, E: Display>(&self, try_it: impl AsyncFn() -> Result<T, E>) -> bool {
+        while let Err(error) = try_it().await {
             if !self.waits(&error).await {
-                return;
+                return false;
             }
         }
-        // Where it is refused the round has closed, or the session has ended: it is not needed.
-        while let Err(error) = self.rounds.take_mean(offered).await {
-            if !self.waits(&error).await {
-                return;
-            }
-        }
+        true
     }
 
     /// Closes the round without a sum. A session of which too many rounds in a row came to nothing is stopped: some worker
@@ -239,14 +240,14 @@ impl Turn {
         let error = format!(
             "the sums of {MOST_UNCHANGED} rounds in a row came to nothing: some worker sends what is none of a change or reveals nothing, or the platform was broken off or lost files each time"
         );
-        let noted = move |c: &mut DbConnection| rounds::store::note_error(c, id, &error);
+        let noted = move |c: &mut DbConnection| rounds::store::explain(c, id, &error);
         database.write::<_, DatabaseError, _>(noted).await?;
         self.rounds.apply(RoundEvent::StopAsked).await?;
         Ok(())
     }
 
     /// Waits until it may be tried again; not where the round has closed or the session ended.
-    async fn waits(&self, why: &(dyn Display + Sync)) -> bool {
+    async fn waits(&self, why: &dyn Display) -> bool {
         let id = self.rounds.id();
         tracing::error!(session.id = %id, error = %why, "the sum of results has to wait");
         tokio::time::sleep(RETRY_DELAY).await;
