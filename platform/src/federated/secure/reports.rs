@@ -184,14 +184,11 @@ pub(in crate::federated) async fn take_masked(
         let message = format!("data.key: this worker's masked result is {key}");
         return Err(ReportError::Invalid(message));
     }
-    if open.is_none() {
-        inbox::forget(actors, &key).await;
-        return Ok(Answer::Ignored);
-    }
     let workers = found.workers.get();
-    let judgement = workers.masking().map_or(Judgement::Ignored, |masking| {
-        masking.judge_upload(worker, attempt, &data.sha256)
-    });
+    let judgement = match (open, workers.masking()) {
+        (Some(_), Some(masking)) => masking.judge_upload(worker, attempt, &data.sha256),
+        _ => Judgement::Ignored,
+    };
     match judgement {
         Judgement::Counts => {}
         // It came too late, or is there already.

@@ -58,6 +58,18 @@ impl Rules {
     pub fn fewest(&self) -> usize {
         self.threshold.max(self.at_least).max(2)
     }
+
+    /// Time of a stage: more after each attempt of the round that has failed.
+    fn time_of(&self, stage: Stage, failures: u32) -> Duration {
+        let longest = self.longest_stage;
+        match stage {
+            Stage::Uploads | Stage::Reveals => longest,
+            Stage::Keys | Stage::Shares | Stage::Summing => {
+                let more = 1 << failures.min(MOST_DOUBLINGS);
+                self.stage_timeout.saturating_mul(more).min(longest)
+            }
+        }
+    }
 }
 
 /// What a worker is asked in a stage.
@@ -221,18 +233,6 @@ impl Masking {
         self.attempt.is_none() && !self.is_spent && self.again_at.is_none()
     }
 
-    /// Time of a stage: more after each attempt of the round that has failed.
-    fn time_of(&self, stage: Stage) -> Duration {
-        let longest = self.rules.longest_stage;
-        match stage {
-            Stage::Uploads | Stage::Reveals => longest,
-            Stage::Keys | Stage::Shares | Stage::Summing => {
-                let more = 1 << self.failures.min(MOST_DOUBLINGS);
-                self.rules.stage_timeout.saturating_mul(more).min(longest)
-            }
-        }
-    }
-
     /// An attempt begins with these workers, which hold results trained on so many examples.
     pub(super) fn begin(
         &mut self,
@@ -240,7 +240,7 @@ impl Masking {
         now: Moment,
         effects: &mut Vec<Effect>,
     ) {
-        let until = now + self.time_of(Stage::Keys);
+        let until = now + self.rules.time_of(Stage::Keys, self.failures);
         let attempt = Attempt::new(self.next, trained, until);
         self.next += 1;
         self.again_at = None;
@@ -297,12 +297,13 @@ impl Masking {
         }
     }
 
-    /// Takes in what a worker says, if it counts. Gives a worker whose shares most of the others cannot use.
-    pub(super) fn take(&mut self, worker: WorkerId, attempt: u64, said: Said) -> Option<WorkerId> {
-        if self.judge(worker, attempt, &said) != Judgement::Counts {
-            return None;
+    /// Takes in what a worker says, if it counts. Gives who is to blame that the attempt goes on without it.
+    pub(super) fn take(&mut self, worker: WorkerId, attempt: u64, said: Said) -> Blamed {
+        let counts = self.judge(worker, attempt, &said) == Judgement::Counts;
+        match self.attempt.as_mut().filter(|_| counts) {
+            Some(under_way) => under_way.take(worker, said),
+            None => Blamed::new(),
         }
-        self.attempt.as_mut()?.take(worker, said)
     }
 
     /// A worker is not there any more, or not to be relied on. What it has sent is as good as before.
@@ -351,11 +352,8 @@ impl Masking {
                         self.is_spent = true;
                         effects.push(Effect::NoteRevealing);
                     }
-                    let until = now + self.time_of(stage);
-                    if let Some(attempt) = &mut self.attempt {
-                        attempt.enter(stage, until);
-                        effects.extend(attempt.asks());
-                    }
+                    attempt.enter(stage, now + self.rules.time_of(stage, self.failures));
+                    effects.extend(attempt.asks());
                 }
                 Next::Sum => {
                     attempt.enter(Stage::Summing, now);

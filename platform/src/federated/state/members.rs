@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use trainyard_shared::ids::WorkerId;
 
-use super::masking::{Judgement, Said};
+use super::masking::Said;
 use super::{Doing, Effect, MOST_FAILURES, Member, Order, Session, Stage};
 use crate::clock::Moment;
 
@@ -180,16 +180,7 @@ impl Session {
         let Some(masking) = self.masking.as_mut().filter(|_| self.stage == Stage::Open) else {
             return;
         };
-        let broken = match &said {
-            Said::Broken { error, .. } => Some(format!("it cannot mask its result: {error}")),
-            _ => None,
-        };
-        let counts = masking.judge(worker, attempt, &said) == Judgement::Counts;
-        if let Some(accused) = masking.take(worker, attempt, said) {
-            let error = "the others cannot use its shares".to_owned();
-            self.failed(accused, error, now, effects);
-        }
-        if let Some(error) = broken.filter(|_| counts) {
+        for (worker, error) in masking.take(worker, attempt, said) {
             self.failed(worker, error, now, effects);
         }
     }

@@ -7,7 +7,7 @@ use trainyard_privacy::secure::{MOST_PARTICIPANTS, Number, PublicKeys, Revealed,
 use trainyard_shared::ids::WorkerId;
 use trainyard_shared::message::{MaskingKeys, ShareFrom, ShareTo};
 
-use super::{Ask, Judgement, Rules, Said, Summand, ToSum, Upload};
+use super::{Ask, Blamed, Judgement, Rules, Said, Summand, ToSum, Upload};
 use crate::clock::Moment;
 use crate::federated::state::Effect;
 
@@ -350,27 +350,37 @@ impl Attempt {
         Judgement::Counts
     }
 
-    /// Takes in what counts. Gives a worker whose shares most of the others cannot use.
-    pub(super) fn take(&mut self, worker: WorkerId, said: Said) -> Option<WorkerId> {
+    /// Takes in what counts. Gives who is to blame that the attempt goes on without it.
+    pub(super) fn take(&mut self, worker: WorkerId, said: Said) -> Blamed {
+        let mut blamed = Blamed::new();
         match said {
             Said::Keys(keys) => _ = self.keys.insert(worker, keys),
             Said::Shares(shares) => _ = self.shares.insert(worker, shares),
             Said::Uploaded(upload) => _ = self.uploads.insert(worker, upload),
             Said::Revealed(revealed) => _ = self.revealed.insert(worker, revealed),
-            Said::Broken { because_of, .. } => {
+            Said::Broken { error, because_of } => {
                 self.gone.insert(worker);
-                // Whoever is no member has got no shares.
-                self.number(worker)?;
-                let accused = self.worker(because_of?).filter(|one| *one != worker)?;
-                let by = self.accused.entry(accused).or_default();
-                by.insert(worker);
-                if 2 * by.len() > self.members.len() - 1 {
-                    self.gone.insert(accused);
-                    return Some(accused);
+                if let Some(accused) = because_of.and_then(|of| self.accuse(worker, of)) {
+                    blamed.push((accused, "the others cannot use its shares".to_owned()));
                 }
+                blamed.push((worker, format!("it cannot mask its result: {error}")));
             }
         }
-        None
+        blamed
+    }
+
+    /// A worker cannot use another's shares. Gives that one where most of the others say so; it is out then.
+    fn accuse(&mut self, worker: WorkerId, of: Number) -> Option<WorkerId> {
+        // Whoever is no member has got no shares.
+        self.number(worker)?;
+        let accused = self.worker(of).filter(|one| *one != worker)?;
+        let by = self.accused.entry(accused).or_default();
+        by.insert(worker);
+        let is_sure = 2 * by.len() > self.members.len() - 1;
+        is_sure.then(|| {
+            self.gone.insert(accused);
+            accused
+        })
     }
 
     pub(super) fn lost(&mut self, worker: WorkerId) {
@@ -390,7 +400,7 @@ impl Attempt {
 
     /// Whoever was asked, could have answered and has not by the deadline; and whose shares give no secret, also where any
     /// one answer is left out.
-    pub(super) fn blamed(&self, now: Moment) -> Vec<(WorkerId, String)> {
+    pub(super) fn blamed(&self, now: Moment) -> Blamed {
         let silent = self
             .asks_of()
             .filter(|worker| !self.has_answered(*worker) && !self.gone.contains(worker))

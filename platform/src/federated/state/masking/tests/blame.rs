@@ -2,6 +2,18 @@
 
 use super::*;
 
+fn broken(error: &str, because_of: Option<Number>) -> Said {
+    Said::Broken {
+        error: error.to_owned(),
+        because_of,
+    }
+}
+
+fn assert_says(round: &Round, part: &str) {
+    let reason = round.reason();
+    assert!(reason.contains(part), "{reason}");
+}
+
 #[test]
 fn a_worker_that_is_silent_in_attempt_after_attempt_has_to_leave() {
     let mut round = Round::trained(3, 3, 2, &[3]);
@@ -16,10 +28,9 @@ fn a_worker_that_is_silent_in_attempt_after_attempt_has_to_leave() {
     let effects = round.happen(Event::TimePassed);
     assert!(effects.contains(&Effect::Stop(id(3))), "{effects:?}");
     assert!(!round.session.members().contains_key(&id(3)));
-    let reason = round.reason();
-    assert!(
-        reason.contains("worker 3 failed too often: keys did not come in time"),
-        "{reason}"
+    assert_says(
+        &round,
+        "worker 3 failed too often: keys did not come in time",
     );
 }
 
@@ -27,28 +38,13 @@ fn a_worker_that_is_silent_in_attempt_after_attempt_has_to_leave() {
 fn a_worker_that_says_again_and_again_that_it_cannot_go_on_has_to_leave() {
     let mut round = Round::trained(3, 3, 2, &[]);
     for _ in 0..2 {
-        let error = "its disk is full".to_owned();
-        round.say(
-            id(2),
-            Said::Broken {
-                error,
-                because_of: None,
-            },
-        );
+        round.say(id(2), broken("its disk is full", None));
         round.asked.clear();
         come_back(&mut round);
     }
-    let error = "its disk is full".to_owned();
-    round.say(
-        id(2),
-        Said::Broken {
-            error,
-            because_of: None,
-        },
-    );
+    round.say(id(2), broken("its disk is full", None));
     assert!(!round.session.members().contains_key(&id(2)));
-    let reason = round.reason();
-    assert!(reason.contains("worker 2 failed too often"), "{reason}");
+    assert_says(&round, "worker 2 failed too often");
 }
 
 #[test]
@@ -82,35 +78,23 @@ fn one_that_misbehaves_is_out_of_the_attempt_and_fails() {
     let worker = id(3);
     round.happen(Event::Misbehaved { worker, error });
     assert_eq!(round.stage(), Stage::Shares);
-    assert!(
-        round.reason().contains("worker 3 failed: nonsense"),
-        "{}",
-        round.reason()
-    );
+    assert_says(&round, "worker 3 failed: nonsense");
 }
 
 #[test]
 fn whose_shares_most_of_the_others_cannot_use_fails_and_a_single_accuser_is_left_out() {
-    let broken = |because_of| Said::Broken {
-        error: "the shares cannot be opened".to_owned(),
-        because_of,
-    };
     let mut round = Round::trained(4, 2, 2, &[]);
     round.answer_all();
     round.answer_all();
     assert_eq!(round.stage(), Stage::Uploads);
-    round.say(id(1), broken(Some(4)));
+    round.say(id(1), broken("the shares cannot be opened", Some(4)));
     assert!(
         !round.reason().contains("worker 4 failed"),
         "{}",
         round.reason()
     );
-    round.say(id(2), broken(Some(4)));
-    let reason = round.reason();
-    assert!(
-        reason.contains("worker 4 failed: the others cannot use its shares"),
-        "{reason}"
-    );
+    round.say(id(2), broken("the shares cannot be opened", Some(4)));
+    assert_says(&round, "worker 4 failed: the others cannot use its shares");
 }
 
 #[test]
