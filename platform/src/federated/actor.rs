@@ -7,7 +7,7 @@
 //! 3. Results do not come through here: they are checked beside it ([`super::directory`]), and it hears of them.
 //! 4. Once the session has ended and its workers are told, the actor ends.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,11 +147,13 @@ fn shard_rows(
     connection: &mut DbConnection,
     settings: &Settings,
 ) -> Result<Vec<u64>, DatabaseError> {
-    let rows = |shard| {
-        let dataset = datasets::store::get(connection, settings.part(shard).0.get())?;
-        Ok(settings.shard_rows(shard, natural(dataset.row_count)))
-    };
-    (0..settings.shards).map(rows).collect()
+    let mut rows = BTreeMap::new();
+    for id in &settings.dataset_ids {
+        let dataset = datasets::store::get(connection, id.get())?;
+        rows.insert(*id, natural(dataset.row_count));
+    }
+    let of_shard = |shard| settings.shard_rows(shard, rows[&settings.part(shard).0]);
+    Ok((0..settings.shards).map(of_shard).collect())
 }
 
 impl FederatedSession {
