@@ -323,7 +323,7 @@ async fn masked_results_may_be_blurred_and_weighed_and_what_they_give_away_is_to
     assert_eq!(workers.len(), 2, "{ended}");
     for worker in workers {
         assert_eq!(worker["accepted"], 2, "{ended}");
-        // Of two rounds with that noise, as docs/privacy.md has it.
+        // What the accountant gives for two rounds with that noise.
         let epsilon = worker["epsilon"].as_f64().expect("a number");
         assert!((epsilon - 7.08).abs() < 0.01, "{ended}");
     }

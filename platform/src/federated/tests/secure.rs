@@ -168,6 +168,14 @@ async fn three(platform: &Platform, more: Value) -> (i64, [Masked; 3], Vec<u8>) 
     (id, all, weights)
 }
 
+/// SHA-256 of the adapter that a session has made.
+async fn final_digest(admin: &Session<'_>, id: i64) -> Option<String> {
+    let (_, files) = admin.get(&format!("/api/federated/{id}/artifacts")).await;
+    let mut files = files["items"].as_array().unwrap().iter();
+    let adapter = files.find(|file| file["path"] == "adapter_model.safetensors")?;
+    Some(adapter["sha256"].as_str().unwrap().to_owned())
+}
+
 #[actix_web::test]
 async fn the_sum_of_masked_results_makes_the_round_also_where_a_worker_drops_out_on_the_way() {
     let (platform, _models) = platform(QUIET).await;
@@ -224,13 +232,7 @@ async fn the_sum_of_masked_results_makes_the_round_also_where_a_worker_drops_out
         "{round}"
     );
     assert_eq!(round["results"][0]["delta_norm"], Value::Null, "{round}");
-    let (_, files) = admin.get(&format!("{path}/artifacts")).await;
-    let digest = files["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|file| file["path"] == "adapter_model.safetensors")
-        .map(|file| file["sha256"].as_str().unwrap().to_owned());
+    let digest = final_digest(&admin, id).await;
     // Exactly what the mean of the two results as they are would have been.
     assert_eq!(digest, Some(sha256(&shifted(&weights, 2.0))));
 }
@@ -317,13 +319,7 @@ async fn assert_unchanged(admin: &Session<'_>, id: i64, weights: &[u8]) {
         (&json!(0), &json!([])),
         "{round}"
     );
-    let (_, files) = admin.get(&format!("{path}/artifacts")).await;
-    let digest = files["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|file| file["path"] == "adapter_model.safetensors")
-        .map(|file| file["sha256"].as_str().unwrap().to_owned());
+    let digest = final_digest(admin, id).await;
     assert_eq!(digest, Some(sha256(weights)));
 }
 
