@@ -1,8 +1,8 @@
 //! Models that are on this machine already.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -91,10 +91,7 @@ const FETCHED: &str = ".fetched";
 pub(super) fn mark_fetched(folder: &Path) {
     let mark = folder.join(FETCHED);
     let marked = match files_of(folder).any(|path| read(&path).is_err()) {
-        true => fs::remove_file(&mark).or_else(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Ok(()),
-            _ => Err(error),
-        }),
+        true => remove_if_there(&mark),
         false => fs::write(&mark, ""),
     };
     if let Err(error) = marked {
@@ -113,12 +110,17 @@ pub(super) fn delete_damaged(folder: &Path) {
         tracing::warn!(file = %path.display(), why, "a fetched file of a model is damaged and is deleted");
         // Without its config the folder is not whole: what is missing is fetched, also what not every model has.
         for file in [&path, &folder.join("config.json")] {
-            if let Err(error) = fs::remove_file(file)
-                && error.kind() != std::io::ErrorKind::NotFound
-            {
+            if let Err(error) = remove_if_there(file) {
                 tracing::warn!(file = %file.display(), %error, "it cannot be deleted");
             }
         }
+    }
+}
+
+fn remove_if_there(file: &Path) -> io::Result<()> {
+    match fs::remove_file(file) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

@@ -38,7 +38,9 @@ impl Part {
             size_bytes: made.file.size_bytes,
             attempt: None,
         };
-        self.keep_update(data, file)?;
+        self.keep_update(data, file.clone())?;
+        // It lies in the outbox now; what stays here is overwritten or goes with the session.
+        let _ = fs::remove_file(file);
         tracing::info!(session.id = %self.id, round, loss = made.loss, "the round is trained");
         Ok(())
     }
@@ -142,16 +144,10 @@ impl Part {
             message_id: Some(MessageId::random()),
             data,
         });
-        let kept = self
-            .context
-            .reports
-            .keep(message, vec![(artifact, file.clone())]);
+        let kept = self.context.reports.keep(message, vec![(artifact, file)]);
         kept.map_err(|error| {
             let text = format!("the round's result cannot be kept for delivery: {error}");
             Failure::new(FailureKind::Storage, text)
-        })?;
-        // It lies in the outbox now; what stays here is overwritten or goes with the session.
-        let _ = fs::remove_file(file);
-        Ok(())
+        })
     }
 }
