@@ -200,11 +200,16 @@ async fn g103_memory_stays_flat_under_hostile_uploads() {
     assert_eq!(sent, Some(StatusCode::OK));
 }
 
-/// Sends chunks until the platform, which has answered that it has had enough, ends the connection.
+/// Sends a body, in chunks or of 10 GiB, until the platform, which has answered that it has had enough, ends the
+/// connection.
 fn flood(address: &str, number: u32) {
     let mut socket = TcpStream::connect(address).expect("the platform is there");
+    let (length, refusal) = match number % 2 {
+        0 => ("Transfer-Encoding: chunked", b"HTTP/1.1 411"),
+        _ => ("Content-Length: 10737418240", b"HTTP/1.1 413"),
+    };
     let head = format!(
-        "POST /c/masal/sonuc?isci=flood-{number}&tur=0 HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "POST /c/masal/sonuc?isci=flood-{number}&tur=0 HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n"
     );
     let mut answer = socket.try_clone().expect("a second handle");
     let answered = std::thread::spawn(move || {
@@ -222,6 +227,6 @@ fn flood(address: &str, number: u32) {
     }
     // Who is cut off in the midst of sending may miss the answer.
     if let Ok(status) = answered.join().expect("the answer is read") {
-        assert_eq!(&status, b"HTTP/1.1 411");
+        assert_eq!(&status, refusal);
     }
 }

@@ -1,5 +1,6 @@
 //! Requests: who may ask for what, and how everything else is refused.
 
+use super::uploads::{is_refused, raw};
 use super::*;
 
 #[actix_web::test]
@@ -105,7 +106,24 @@ async fn g102_the_key_is_asked_for_everywhere_but_at_bilgi() {
         let (status, refusal) = session.send("ali", 0, vec![0; 100]).await;
         assert_eq!(status, 401, "{refusal}");
     }
+    // The key comes before everything else: nothing of a body is waited for, and nothing else is said of the request.
+    let scratch = platform.folder.path().join("scratch");
+    for (query, length) in [
+        ("isci=ali&tur=0", 1 << 10),
+        ("isci=ali&tur=0", 10_u64 << 30),
+        ("isci=&tur=x", 10),
+    ] {
+        let head = format!(
+            "POST /c/locked/sonuc?{query} HTTP/1.1\r\nHost: x\r\nX-Anahtar: no\r\nContent-Length: {length}\r\n\r\n"
+        );
+        let answer = raw(&platform, head, std::iter::empty()).await;
+        assert!(is_refused(&answer, 401), "{query}, {length}: {answer}");
+        assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
+    }
     session.key = Some("sesame".to_owned());
+    let twice = session.request(Method::GET, "/gorev?isci=ali");
+    let twice = twice.header("X-Anahtar", "sesame").send().await.unwrap();
+    assert_eq!(twice.status(), 401);
     assert_eq!(session.task("ali").await["tur"], 0);
     assert_eq!(session.trains("ali", 0.5).await.0, 200);
     let mut free = Coordinator::at(&platform, "/c/free");

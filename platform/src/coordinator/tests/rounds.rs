@@ -116,14 +116,28 @@ async fn g099_weights_digest_and_round_belong_together_when_a_round_closes() {
     let task = session.task("ali").await;
     let (_, global) = session.weights().await;
     assert_eq!(task["agirlik_sha256"], sha256(&global));
-    session.trains("veli", 0.5).await;
-    session.wait_for_round(1).await;
-    let (round, weights) = session.weights().await;
+    // Whoever fetches while the round closes gets the one or the other, never a mixture.
+    let fetched = async {
+        loop {
+            let (round, weights) = session.weights().await;
+            if round > 0 {
+                return (round, weights);
+            }
+            assert!(weights == global);
+        }
+    };
+    let (_, (round, weights)) = tokio::join!(session.trains("veli", 0.5), fetched);
     assert_eq!(round, 1);
     assert_ne!(task["agirlik_sha256"], sha256(&weights));
     let again = session.task("ali").await;
     assert_eq!(again["tur"], 1);
     assert_eq!(again["agirlik_sha256"], sha256(&weights));
+    // What was trained for the old task comes too late, whichever weights it began with.
+    for began_with in [&global, &weights] {
+        let (status, refusal) = session.send("ali", 0, shifted(began_with, 0.5)).await;
+        assert_eq!(status, 409, "{refusal}");
+    }
+    assert_eq!(session.get("/bilgi").await.1["gelen"], 0);
 }
 
 #[actix_web::test]
@@ -175,6 +189,54 @@ async fn g104_one_task_a_round_then_waiting_then_the_end() {
     let body = json!({"model": format!("federated-{id}"), "dataset_id": data});
     let (status, evaluation) = admin.post("/api/evaluations", body).await;
     assert_eq!(status, 201, "{evaluation}");
+}
+
+#[actix_web::test]
+async fn g107_the_result_that_is_left_out_is_named_and_the_others_make_the_round() {
+    let (platform, _models) = platform(&[]).await;
+    let admin = platform.admin().await;
+    let id = open(&admin, "masal", json!({"en_az": 4})).await;
+    let session = Coordinator::at(&platform, "/c/masal");
+    let (_, global) = session.weights().await;
+    for (worker, delta) in [("a", 1.0), ("b", 1.1), ("c", 0.9), ("d", 1e6)] {
+        let (status, answer) = session.trains(worker, delta).await;
+        assert_eq!(status, 200, "{answer}");
+    }
+    session.wait_for_round(1).await;
+    // The outer step goes one and a half times the mean of the three.
+    let merged = session.weights().await.1;
+    for (new, old) in values(&merged).iter().zip(values(&global)) {
+        assert!((new - old - 1.5).abs() < 1e-5, "{old} became {new}");
+    }
+    let rounds = admin.get(&format!("/api/coordinators/{id}/rounds")).await.1;
+    let results = rounds["items"][1]["results"].as_array().unwrap();
+    let left_out: Vec<_> = results
+        .iter()
+        .filter(|result| !result["eliminated_because"].is_null())
+        .collect();
+    assert_eq!(left_out.len(), 1, "{rounds}");
+    assert_eq!(left_out[0]["isci"], "d");
+    let why = left_out[0]["eliminated_because"].as_str().unwrap();
+    assert!(why.contains("median"), "{why}");
+    assert_eq!(rounds["items"][1]["merged"], 3);
+}
+
+#[actix_web::test]
+async fn g109_the_mean_is_taken_over_those_that_sent_and_not_over_the_shards() {
+    let (platform, _models) = platform(&[]).await;
+    let admin = platform.admin().await;
+    let more = json!({"n_parca": 4, "en_az": 2, "outer_momentum": 0});
+    open(&admin, "masal", more).await;
+    let session = Coordinator::at(&platform, "/c/masal");
+    let (_, global) = session.weights().await;
+    for (worker, delta) in [("ali", 1.0), ("veli", 3.0)] {
+        assert_eq!(session.trains(worker, delta).await.0, 200);
+    }
+    session.wait_for_round(1).await;
+    let merged = session.weights().await.1;
+    for (new, old) in values(&merged).iter().zip(values(&global)) {
+        assert!((new - old - 2.0).abs() < 1e-5, "{old} became {new}");
+    }
 }
 
 /// Promise P14.

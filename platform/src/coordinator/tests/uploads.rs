@@ -8,7 +8,11 @@ use tokio::net::TcpStream;
 use super::*;
 
 /// The whole answer to bytes that are sent as they are; what follows `head` is sent until the other side stops.
-async fn raw(platform: &Platform, head: String, body: impl Iterator<Item = Vec<u8>>) -> String {
+pub(super) async fn raw(
+    platform: &Platform,
+    head: String,
+    body: impl Iterator<Item = Vec<u8>>,
+) -> String {
     let mut socket = TcpStream::connect(platform.server.address).await.unwrap();
     socket.write_all(head.as_bytes()).await.unwrap();
     let (mut reader, mut writer) = socket.split();
@@ -46,7 +50,7 @@ fn head(more: &str) -> String {
     format!("POST /c/masal/sonuc?isci=mallory&tur=0 HTTP/1.1\r\nHost: x\r\n{more}\r\n\r\n")
 }
 
-fn is_refused(answer: &str, status: u16) -> bool {
+pub(super) fn is_refused(answer: &str, status: u16) -> bool {
     answer.contains(&format!("HTTP/1.1 {status}")) && answer.contains("{\"hata\":")
 }
 
@@ -105,6 +109,75 @@ async fn g103_bodies_too_large_too_short_too_slow_or_encoded_are_refused_and_blo
         200
     );
     session.wait_for_round(1).await;
+}
+
+#[actix_web::test]
+async fn g103_an_upload_that_trickles_holds_up_nobody_and_one_that_is_cut_off_can_be_repeated() {
+    let (platform, _models) = platform(&[("RESULT_UPLOAD_GRACE", "1")]).await;
+    let admin = platform.admin().await;
+    open(&admin, "masal", json!({"en_az": 1})).await;
+    let session = Coordinator::at(&platform, "/c/masal");
+    let (_, global) = session.weights().await;
+    let length = format!("Content-Length: {}", global.len());
+
+    let mut socket = TcpStream::connect(platform.server.address).await.unwrap();
+    socket.write_all(head(&length).as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = socket.split();
+    let trickling = async {
+        let mut pace = tokio::time::interval(Duration::from_millis(20));
+        for byte in &global {
+            pace.tick().await;
+            if writer.write_all(&[*byte]).await.is_err() {
+                break;
+            }
+        }
+        std::future::pending::<()>().await;
+    };
+    let answered = async {
+        let mut answer = [0; 12];
+        reader.read_exact(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer).into_owned()
+    };
+    let others = async {
+        assert_eq!(session.trains("ali", 0.5).await.0, 200);
+        session.wait_for_round(1).await;
+    };
+    let all = async {
+        tokio::select! {
+            (answer, ()) = async { tokio::join!(answered, others) } => answer,
+            () = trickling => unreachable!("it trickles until it is answered"),
+        }
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(30), all).await;
+    assert_eq!(answer.expect("an answer comes"), "HTTP/1.1 408");
+
+    let (round, weights) = session.weights().await;
+    let body = shifted(&weights, 0.25);
+    let mut socket = TcpStream::connect(platform.server.address).await.unwrap();
+    let begun = head(&length).replace("tur=0", &format!("tur={round}"));
+    socket.write_all(begun.as_bytes()).await.unwrap();
+    socket.write_all(&body[..body.len() / 2]).await.unwrap();
+    drop(socket);
+    eventually("what was cut off is taken the second time", async || {
+        assert_eq!(session.get("/bilgi").await.1["tur"], round);
+        session.send("mallory", round, body.clone()).await.0 == 200
+    })
+    .await;
+    session.wait_for_round(round + 1).await;
+}
+
+#[actix_web::test]
+async fn g103_twice_the_adapter_is_the_most_that_is_read() {
+    let (platform, _models) = platform(&[]).await;
+    let admin = platform.admin().await;
+    open(&admin, "masal", json!({})).await;
+    let session = Coordinator::at(&platform, "/c/masal");
+    let limit = 2 * session.weights().await.1.len();
+    for (length, status) in [(limit, 400), (limit + 1, 413)] {
+        let (told, refusal) = session.send("mallory", 0, vec![0; length]).await;
+        assert_eq!(told, status, "{refusal}");
+        assert!(refusal["hata"].is_string(), "{refusal}");
+    }
 }
 
 /// Whether the platform ends a connection on which chunks come for ever.

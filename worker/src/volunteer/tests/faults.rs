@@ -42,6 +42,51 @@ async fn weights_and_shards_of_other_digests_are_never_trained_on() {
 }
 
 #[actix_rt::test]
+async fn g099_weights_of_a_round_that_began_after_the_task_are_trained_on_only_with_a_task_of_that_round()
+ {
+    let bench = Bench::new();
+    let session = Session::of(&bench, 2, Box::new(|_| None));
+    let inner = session.clone();
+    let server = TestServer::start(move |_, request| {
+        let mut session = inner.lock().unwrap();
+        if session.round == 0 && request.target.starts_with("/c/a/agirlik") {
+            // Others close the round between the task and this.
+            session.round = 1;
+            *session.weights.last_mut().unwrap() ^= 1;
+        }
+        session.answer(request)
+    })
+    .await;
+    let (result, events) = volunteer(&bench.config(&server.url("/c/a"))).await;
+    result.unwrap();
+    let begun: Vec<u64> = events
+        .iter()
+        .filter_map(|event| match event {
+            VolunteerEvent::RoundBegun { round, .. } => Some(*round),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(begun, [1]);
+    let requests = server.requests();
+    let asked: Vec<&str> = requests
+        .iter()
+        .map(|request| request.target.split('?').next().unwrap_or_default())
+        .filter(|path| ["/c/a/gorev", "/c/a/agirlik"].contains(path))
+        .collect();
+    assert_eq!(
+        asked[..3],
+        ["/c/a/gorev", "/c/a/agirlik", "/c/a/gorev"],
+        "the task is asked for again"
+    );
+    let sent: Vec<&str> = requests
+        .iter()
+        .filter(|request| request.method == "POST")
+        .map(|request| request.target.as_str())
+        .collect();
+    assert_eq!(sent, ["/c/a/sonuc?isci=ali%20veli&tur=1"]);
+}
+
+#[actix_rt::test]
 async fn a_result_that_could_not_be_delivered_is_kept_over_a_restart_and_not_trained_again() {
     let bench = Bench::new();
     let stop = StopSignal::default();
