@@ -1,6 +1,7 @@
 //! Owns the list of all routes, and how requests outside of it are answered.
 
 mod access_log;
+mod departure;
 mod head_limit;
 mod page;
 mod path_id;
@@ -24,6 +25,7 @@ use crate::{
 };
 
 pub use access_log::access_log;
+pub use departure::{departed, watch, watch_only_chats};
 pub use head_limit::head_limit;
 pub use page::{NamePageQuery, Page, PageQuery};
 pub use path_id::PathId;

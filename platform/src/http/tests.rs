@@ -62,6 +62,28 @@ async fn what_has_no_route_is_answered_in_the_form_of_all_errors() {
 }
 
 #[actix_web::test]
+async fn who_closes_its_side_once_all_is_sent_still_gets_an_answer() {
+    let platform = Platform::start(&[]).await;
+    let address = platform.server.address;
+    let exchange = move || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        let body = r#"{"email":"a@example.org","password":"wrong"}"#;
+        write!(
+            stream,
+            "POST /api/auth/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    let answer = tokio::task::spawn_blocking(exchange).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+}
+
+#[actix_web::test]
 async fn bodies_that_are_no_json_are_refused_by_what_is_wrong_with_them() {
     let platform = Platform::start(&[]).await;
     let login = || platform.request(Method::POST, "/api/auth/login");

@@ -8,7 +8,7 @@ use super::request::ChatRequest;
 use super::script::{Chunks, completion};
 use crate::auth::{CurrentUser, Role};
 use crate::error::{ApiError, ErrorCode};
-use crate::http::StrictJson;
+use crate::http::{StrictJson, departed};
 use crate::inference::events::{self, Wanted};
 use crate::inference::record;
 use crate::inference::request::Request;
@@ -36,19 +36,26 @@ pub async fn create(
     let mut payload = payload.into_inner();
     let StrictJson(body) = StrictJson::<ChatRequest>::from_request(&request, &mut payload).await?;
     let (model, chat, sampling, telling) = body.checked()?;
-    let request = Request {
+    let wish = Request {
         target: target(&state, &user, &model).await?,
         chat,
         sampling,
         stream: telling.stream,
     };
-    let record = start(&state, &user, request)?;
+    let record = start(&state, &user, wish)?;
     let wanted = Wanted::new(state.actors.clone(), record.clone());
     if telling.stream {
         early_failure(&wanted).await?;
         return Ok(events::respond(wanted, Chunks::new(telling)));
     }
-    record::ended(&record).await;
+    tokio::select! {
+        () = record::ended(&record) => {}
+        () = departed(&request) => {
+            // Nobody reads this; that the answer is not wanted any more cancels the request.
+            let error = ApiError::new(ErrorCode::Conflict, "the client has gone");
+            return Err(error.into());
+        }
+    }
     if let Some(failure) = record.shown().failure {
         return Err(failure.into());
     }

@@ -2,6 +2,8 @@
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 use crate::testing::Platform;
 use crate::testing::serving::{ask, events};
@@ -54,6 +56,31 @@ async fn a_completion_has_its_text_its_end_and_its_counts() {
         answer["usage"],
         json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13})
     );
+}
+
+#[actix_web::test]
+async fn g092_a_client_that_leaves_before_its_completion_is_there_stops_the_worker() {
+    let platform = Platform::start(QUIET).await;
+    let admin = platform.admin().await;
+    let mut worker = TestWorker::enrol(&admin).await;
+    worker.register_as("both").await;
+    admin.wait_for_worker(worker.id, "idle").await;
+    let body = ask(json!({"max_tokens": 500})).to_string();
+    let head = format!(
+        "POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        admin.token,
+        body.len()
+    );
+    let mut client = TcpStream::connect(platform.server.address).await.unwrap();
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.write_all(body.as_bytes()).await.unwrap();
+    let id = worker.take_inference().await;
+    drop(client);
+    let stop = worker.socket.receive("stop_inference").await;
+    assert_eq!(stop["inference_id"], id.as_str());
+    let data = json!({"text": "", "finish_reason": "cancelled"});
+    worker.complete(&id, data).await;
+    admin.wait_for_worker(worker.id, "idle").await;
 }
 
 #[actix_web::test]
