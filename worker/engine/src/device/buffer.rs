@@ -10,7 +10,7 @@ pub(crate) use limited::LimitedAllocations;
 /// Zeroed `f32` storage straight from the system, in huge pages where it offers them.
 ///
 /// Pages that are never touched cost nothing.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Buffer {
     map: Option<MmapMut>,
     len: usize,

@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use pulp::Arch;
 
-/// Names the widest instructions to use: `avx512` (where nothing is said), `avx2` or `none`. What the machine does not
-/// have is never used. For comparing machines; read once.
+/// Names the widest instructions to use: `amx` (where nothing is said), `avx512`, `avx2` or `none`. What the machine does
+/// not have is never used. For comparing machines; read once.
 pub const INSTRUCTIONS: &str = "TRAINYARD_INSTRUCTIONS";
 
 /// The instructions that this process computes with.
@@ -13,6 +13,15 @@ pub const INSTRUCTIONS: &str = "TRAINYARD_INSTRUCTIONS";
 pub(crate) fn instructions() -> Arch {
     static CHOSEN: OnceLock<Arch> = OnceLock::new();
     *CHOSEN.get_or_init(|| at_most(&std::env::var(INSTRUCTIONS).unwrap_or_default()))
+}
+
+/// Whether the environment leaves the matrix unit to be used.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) fn may_use_matrix_unit() -> bool {
+    matches!(
+        std::env::var(INSTRUCTIONS).as_deref(),
+        Err(_) | Ok("" | "amx")
+    )
 }
 
 /// The machine's own, or narrower ones.

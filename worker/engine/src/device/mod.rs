@@ -11,6 +11,8 @@ mod cores;
 mod instructions;
 mod mapped;
 pub(crate) mod math;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod matrix_unit;
 pub(crate) mod outer;
 mod own_memory;
 mod panels;
@@ -30,7 +32,7 @@ pub use buffer::{Buffer, Carver};
 pub use instructions::INSTRUCTIONS;
 pub(crate) use instructions::instructions;
 pub use mapped::MappedFile;
-pub(crate) use own_memory::with_own_memory;
+pub(crate) use own_memory::{with_own_memory, with_shared_memory};
 pub(crate) use panels::PANEL;
 pub use panels::Panels;
 pub(crate) use parts::{Count, Parts, rows_mut};

@@ -18,6 +18,7 @@ pub struct Panels {
     buffer: Buffer,
     rows: usize,
     columns: usize,
+    is_bf16: bool,
 }
 
 impl Panels {
@@ -35,6 +36,7 @@ impl Panels {
             buffer: Buffer::zeroed(rows.next_multiple_of(PANEL) * columns)?,
             rows,
             columns,
+            is_bf16: false,
         };
         panels.repack(values);
         Ok(panels)
@@ -44,6 +46,11 @@ impl Panels {
     pub fn repack(&mut self, values: &[f32]) {
         let (rows, columns) = (self.rows, self.columns);
         let packed = self.buffer.as_mut_slice();
+        self.is_bf16 = run(|| {
+            values
+                .par_chunks(columns)
+                .all(|row| row.iter().all(|value| value.to_bits() << 16 == 0))
+        });
         run(|| {
             packed
                 .par_chunks_mut(PANEL * columns)
@@ -67,6 +74,11 @@ impl Panels {
     /// Number of columns: the width of the forward product's input.
     pub fn columns(&self) -> usize {
         self.columns
+    }
+
+    /// Whether every value is a bf16.
+    pub(crate) fn is_bf16(&self) -> bool {
+        self.is_bf16
     }
 
     /// All packed values.

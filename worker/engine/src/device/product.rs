@@ -207,7 +207,13 @@ pub(crate) fn multiply_with_inner(
         (u.width() * x.width(), y.blocks()),
         "shapes of a pair"
     );
-    if y.blocks() < LEAST_BLOCKS * tasks_wanted() {
+    let pair = Pair {
+        rank: u.width(),
+        b,
+        u: u.data().as_mut_ptr(),
+        inner: Some((a, scale)),
+    };
+    if !keeps_blocks_near(y.width(), y.blocks(), main) {
         let product = Product {
             matrix: Matrix::Rows(a, x.width()),
             input: x,
@@ -215,13 +221,17 @@ pub(crate) fn multiply_with_inner(
         multiply(u, Start::Zero, &[product], scale);
         return multiply_with_pair(y, start, main, (b, u.view()));
     }
-    let pair = Pair {
-        rank: u.width(),
-        b,
-        u: u.data().as_mut_ptr(),
-        inner: Some((a, scale)),
-    };
     multiply_beside(y, start, &[main], 1.0, Some(pair));
+}
+
+/// Whether inner values are computed in tasks that have a block's input near anyway.
+fn keeps_blocks_near(rows: usize, blocks: usize, main: Product<'_>) -> bool {
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if in_parts::suits(rows, &[main], 1.0) {
+        return true;
+    }
+    let _ = (rows, main);
+    blocks >= LEAST_BLOCKS * tasks_wanted()
 }
 
 /// Fewest blocks per task with which weights are streamed past all of them rather than by parts of rows.
@@ -329,6 +339,10 @@ fn multiply_beside(
             (rows * pair.rank, 1),
             "shape of a pair"
         );
+    }
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    if in_parts::suits(rows, products, scale) {
+        return in_parts::multiply(y, start, products, pair.as_ref());
     }
     let y_data = Shared::new(y.data());
     let depth = products.iter().map(|p| p.matrix.depth()).max().unwrap_or(1);
@@ -495,6 +509,24 @@ impl Grid {
         }
     }
 
+    /// For tiles of the matrix unit: tasks have at most `near` times 32 packed rows, which stay near while blocks pass.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    fn of_tiles(blocks: usize, rows: usize, near: usize) -> Self {
+        use super::matrix_unit::SIDE;
+        let groups = rows.div_ceil(SIDE);
+        let row_parts = groups.div_ceil(near.max(1));
+        let block_parts = tasks_wanted().div_ceil(row_parts).min(blocks);
+        Self {
+            rows,
+            blocks,
+            together: SIDE,
+            row_parts: tasks_wanted()
+                .div_ceil(block_parts)
+                .clamp(row_parts, groups.max(row_parts)),
+            block_parts,
+        }
+    }
+
     /// Runs a task for each part: first and last row, first and last block. Tasks of the same blocks are neighbours.
     pub(crate) fn for_each(&self, task: impl Fn((usize, usize), (usize, usize)) + Sync) {
         let groups = self.rows.div_ceil(self.together);
@@ -510,5 +542,7 @@ impl Grid {
     }
 }
 
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod in_parts;
 #[cfg(test)]
 mod tests;

@@ -84,6 +84,14 @@ impl WeightMatrix {
         }
     }
 
+    /// Whether every value is a bf16.
+    pub(crate) fn is_bf16(&self) -> bool {
+        match self {
+            Self::Panels(panels) => panels.is_bf16(),
+            Self::Coded(coded) => coded.block_type() == BlockType::Bf16,
+        }
+    }
+
     /// Bytes that it takes up in memory.
     pub fn bytes(&self) -> usize {
         match self {
