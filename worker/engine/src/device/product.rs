@@ -515,7 +515,7 @@ impl Grid {
         use super::matrix_unit::SIDE;
         let groups = rows.div_ceil(SIDE);
         let row_parts = groups.div_ceil(near.max(1));
-        let block_parts = tasks_wanted().div_ceil(row_parts).min(blocks);
+        let block_parts = tasks_wanted().min(blocks);
         Self {
             rows,
             blocks,

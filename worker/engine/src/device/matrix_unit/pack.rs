@@ -31,29 +31,52 @@ pub(in crate::device) struct PanelPart<'a> {
 }
 
 impl PanelPart<'_> {
-    /// 16 rows from a multiple of 4 at one column; rows past the last panel are zero.
+    /// 16 rows from a multiple of 4 on; rows past the last panel are zero.
     #[inline]
-    #[target_feature(enable = "avx512f")]
-    fn sixteen(&self, row: usize, column: usize) -> __m512 {
-        debug_assert!(row.is_multiple_of(4) && column < self.columns);
+    fn sixteen(&self, row: usize) -> Sixteen {
+        debug_assert!(row.is_multiple_of(4));
         let panel = self.columns * PANEL;
         let (index, inside) = (row / PANEL, row % PANEL);
-        let at = index * panel + column * PANEL + inside;
         let here = PANEL - inside;
         let mask = |end: usize| ((1_u32 << end.min(HALF)) - 1) as __mmask16;
-        let (mut first, mut second) = (mask(here), mask(here + PANEL) & !mask(here));
-        if (index + 1) * panel > self.panels.len() {
-            first = 0;
+        let is_there = |index: usize| (index + 1) * panel <= self.panels.len();
+        let start = self.panels.as_ptr();
+        Sixteen {
+            first: start.wrapping_add(index * panel + inside),
+            first_mask: if is_there(index) { mask(here) } else { 0 },
+            second: start.wrapping_add((index + 1) * panel).wrapping_sub(here),
+            second_mask: if is_there(index + 1) {
+                mask(here + PANEL) & !mask(here)
+            } else {
+                0
+            },
         }
-        if (index + 2) * panel > self.panels.len() {
-            second = 0;
-        }
+    }
+}
+
+/// 16 neighbouring rows, of which two panels hold some each.
+#[derive(Clone, Copy)]
+struct Sixteen {
+    first: *const f32,
+    first_mask: __mmask16,
+    second: *const f32,
+    second_mask: __mmask16,
+}
+
+impl Sixteen {
+    /// The rows' values at a column.
+    ///
+    /// # Safety
+    /// The part has this column.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn at(self, column: usize) -> __m512 {
         // SAFETY: only values of panels that are there are read; the others are masked out.
         unsafe {
-            let start = self.panels.as_ptr();
-            let low = _mm512_maskz_loadu_ps(first, start.wrapping_add(at));
-            let next = start.wrapping_add((index + 1) * panel + column * PANEL);
-            _mm512_mask_loadu_ps(low, second, next.wrapping_sub(here))
+            let first = self.first.wrapping_add(column * PANEL);
+            let second = self.second.wrapping_add(column * PANEL);
+            let values = _mm512_maskz_loadu_ps(self.first_mask, first);
+            _mm512_mask_loadu_ps(values, self.second_mask, second)
         }
     }
 }
@@ -107,15 +130,23 @@ pub(in crate::device) fn pack_panels(
     columns: (usize, usize),
 ) {
     let count = parts_of(out);
+    assert!(columns.1 <= weight.columns);
     for half in [0, HALF] {
-        let sixteen = |from: usize| {
+        let rows = weight.sixteen(row + half);
+        let square = |from: usize| {
+            let first = columns.0 + from;
+            if first + HALF <= columns.1 {
+                // SAFETY: the part has these columns by the assertion.
+                return transposed(std::array::from_fn(|i| unsafe { rows.at(first + i) }));
+            }
             let mut values = [_mm512_setzero_ps(); HALF];
-            for (column, value) in (columns.0 + from..columns.1).zip(&mut values) {
-                *value = weight.sixteen(row + half, column);
+            for (column, value) in (first..columns.1).zip(&mut values) {
+                // SAFETY: as above.
+                *value = unsafe { rows.at(column) };
             }
             transposed(values)
         };
-        let (first, second) = (sixteen(0), sixteen(HALF));
+        let (first, second) = (square(0), square(HALF));
         for (i, (first, second)) in first.into_iter().zip(second).enumerate() {
             // SAFETY: the row's place is within each part of `out`.
             unsafe {
@@ -141,12 +172,14 @@ pub(in crate::device) fn pack_panels_transposed(
     columns: (usize, usize),
 ) {
     let count = parts_of(out);
+    assert!(columns.1 <= weight.columns);
+    let (low, high) = (weight.sixteen(row), weight.sixteen(row + HALF));
     for i in 0..STEPS {
         let column = columns.0 + i;
         let (mut first, mut second) = (_mm512_setzero_ps(), _mm512_setzero_ps());
         if column < columns.1 {
-            first = weight.sixteen(row, column);
-            second = weight.sixteen(row + HALF, column);
+            // SAFETY: the part has this column by the assertion.
+            (first, second) = unsafe { (low.at(column), high.at(column)) };
         }
         // SAFETY: the row's place is within each part of `out`.
         unsafe { put_row(out.as_mut_ptr().add(place_of(i)), first, second, count) };

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Labelled tokens per chunk.
-const CHUNK: usize = 8 * LANES;
+const CHUNK: usize = 16 * LANES;
 
 /// Calls `each` with how well every token that has a target is predicted, in order, without gradients.
 ///
