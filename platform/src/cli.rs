@@ -21,9 +21,11 @@ mod login;
 mod models;
 mod output;
 mod serve;
+mod sessions;
 mod settings;
 mod task;
 mod terminal;
+mod tokens;
 mod users;
 mod workers;
 
@@ -83,6 +85,9 @@ enum Command {
     /// Accounts of people (for administrators).
     #[command(subcommand)]
     Users(users::Command),
+    /// Your personal API tokens, for scripts and OpenAI's clients.
+    #[command(subcommand)]
+    Tokens(tokens::Command),
     /// Enrolment keys, with which new workers join (for administrators).
     #[command(subcommand)]
     Keys(keys::Command),
@@ -185,6 +190,9 @@ fn run(command: Command, common: &Common, output: &Output) -> Result<ExitCode, C
         Command::Logout => block_on(async { done(login::logout(common, output).await) }),
         Command::Users(command) => {
             block_on(async { done(users::run(command, &platform(common)?, output).await) })
+        }
+        Command::Tokens(command) => {
+            block_on(async { done(tokens::run(command, &platform(common)?, output).await) })
         }
         Command::Keys(command) => {
             block_on(async { done(keys::run(command, &platform(common)?, output).await) })

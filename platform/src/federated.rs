@@ -19,3 +19,4 @@ mod view;
 
 pub use inbox::{refuse_of_closed_round, result_key};
 pub use making::{occupied, take_up};
+pub use view::told_of_privacy;

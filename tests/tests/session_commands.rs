@@ -106,7 +106,7 @@ async fn a_volunteer_session_is_made_followed_fetched_and_deleted() {
     let id = sessions[1]["id"].to_string();
     is_open(&terminal, "coordinators", &id).await;
     let told = terminal.run(&["coordinators", "list"]).await.ok();
-    assert!(told.contains("tales") && told.contains("0/1"), "{told}");
+    assert!(told.contains("tales") && told.contains("1/1"), "{told}");
     let told = terminal
         .run(&["coordinators", "delete", &id])
         .await
@@ -134,6 +134,13 @@ async fn a_volunteer_session_is_made_followed_fetched_and_deleted() {
     let output = folder.display().to_string();
     let download = ["coordinators", "download", &id, "--output", &output];
     terminal.run(&download).await.ok();
+    let told = terminal.run(&download).await.ok();
+    assert!(told.contains("was there"), "{told}");
+    std::fs::write(folder.join("README.md"), "notes of my own").expect("a file can be written");
+    let refused = terminal.run(&download).await.failed();
+    assert!(refused.contains("--overwrite"), "{refused}");
+    let again = [&download[..], &["--overwrite"]].concat();
+    terminal.run(&again).await.ok();
     for file in [
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -224,6 +231,39 @@ async fn a_federated_session_is_started_shown_stopped_fetched_and_deleted() {
     for command in ["show", "watch", "stop", "download", "delete"] {
         terminal.run(&["federated", command, &id]).await.failed();
     }
+}
+
+#[tokio::test]
+async fn a_personal_token_is_shown_once_works_and_is_revoked() {
+    let (platform, _model) = platform().await;
+    let terminal = Terminal::logged_in(&platform).await;
+    let create = [
+        "tokens",
+        "create",
+        "night script",
+        "--role",
+        "viewer",
+        "--expires-in",
+        "1h",
+        "--json",
+    ];
+    let made = terminal.run(&create).await.json();
+    let token = made[0]["token"].as_str().expect("a token").to_owned();
+    let with_token = async |arguments: &[&str]| {
+        let mut command = terminal.command(arguments);
+        command.env("TRAINYARD_TOKEN", &token);
+        command.output().await.expect("the binary runs")
+    };
+    assert!(with_token(&["jobs", "list"]).await.status.success());
+    let listed = terminal.run(&["tokens", "list"]).await.ok();
+    assert!(
+        listed.contains("night script") && listed.contains("viewer") && !listed.contains(&token),
+        "{listed}"
+    );
+    let id = made[0]["id"].to_string();
+    terminal.run(&["tokens", "revoke", &id]).await.ok();
+    assert!(!with_token(&["jobs", "list"]).await.status.success());
+    terminal.run(&["tokens", "revoke", &id]).await.failed();
 }
 
 #[tokio::test]

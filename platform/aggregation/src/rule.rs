@@ -37,6 +37,15 @@ impl Rule {
         Self::Krum,
     ];
 
+    /// Results with which it says anything: Krum takes the one that is nearest to the others, and of two each is as near
+    /// to the other.
+    pub const fn fewest(self) -> u64 {
+        match self {
+            Self::Krum => 3,
+            _ => 1,
+        }
+    }
+
     /// Its name in settings and requests.
     pub fn name(self) -> &'static str {
         match self {

@@ -133,6 +133,68 @@ mod tests {
     }
 
     #[test]
+    fn what_holds_is_one_line_and_what_could_not_be_seen_says_why() {
+        let told = |level, verdict| {
+            let rule = Rule {
+                level,
+                ..Rule::required("gorev.task", "a task has a round")
+            };
+            in_words(&Finding { rule, verdict })
+        };
+        assert_eq!(
+            told(Level::Required, Verdict::Pass),
+            "pass  required     gorev.task: a task has a round"
+        );
+        let reason = "no\nsession\u{1b}[2J".to_owned();
+        assert_eq!(
+            told(Level::Recommended, Verdict::Skip { reason }),
+            "skip  recommended  gorev.task: a task has a round\n      no session\u{fffd}[2J"
+        );
+    }
+
+    #[test]
+    fn the_end_counts_what_was_found_by_how_binding_it_is() {
+        let finding = |level, verdict| Finding {
+            rule: Rule {
+                level,
+                ..Rule::required("a.rule", "something holds")
+            },
+            verdict,
+        };
+        let fail = || Verdict::Fail {
+            expected: "a".to_owned(),
+            got: "b".to_owned(),
+        };
+        let skip = || Verdict::Skip {
+            reason: "no key".to_owned(),
+        };
+        let mut findings = vec![
+            finding(Level::Required, Verdict::Pass),
+            finding(Level::Required, Verdict::Pass),
+            finding(Level::Required, skip()),
+            finding(Level::Recommended, fail()),
+            finding(Level::Recommended, Verdict::Pass),
+        ];
+        let told = |findings: &[Finding]| {
+            summary(&Report {
+                findings: findings.to_vec(),
+                ..Report::default()
+            })
+        };
+        assert_eq!(
+            told(&findings),
+            "\nrequired     2 passed, 0 failed, 1 skipped\nrecommended  1 passed, 1 failed, 0 skipped\n\
+             conforms: no required rule is broken; 1 could not be looked at"
+        );
+        findings.push(finding(Level::Required, fail()));
+        assert_eq!(
+            told(&findings),
+            "\nrequired     2 passed, 1 failed, 1 skipped\nrecommended  1 passed, 1 failed, 0 skipped\n\
+             does not conform"
+        );
+    }
+
+    #[test]
     fn rules_that_were_not_looked_at_are_told_beside_the_verdict() {
         let finding = |verdict| Finding {
             rule: Rule::required("a.rule", "something holds"),

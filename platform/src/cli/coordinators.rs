@@ -4,15 +4,18 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::client::Platform;
 use super::error::CliError;
-use super::jobs::download::{Maker, fetch_all};
-use super::output::{Output, cell, figure, items, pairs, remark, table, time};
+use super::output::{Output, cell, figure, items, pairs, table, time};
+use super::sessions::{self, Sessions};
 
-/// Between two looks at how far a session is.
-const LOOK: Duration = Duration::from_secs(1);
+/// Volunteer sessions.
+const SESSIONS: Sessions = Sessions {
+    collection: "coordinators",
+    progress,
+    standing,
+};
 /// Volunteers that `show` lists.
 const MOST_SHOWN: usize = 30;
 
@@ -28,29 +31,8 @@ pub enum Command {
         /// The session's number.
         id: u64,
     },
-    /// Follow a session until it ends; the exit code is 0 only if all rounds are done.
-    Watch {
-        /// The session's number.
-        id: u64,
-    },
-    /// End a session; what has been merged so far is its final adapter.
-    Stop {
-        /// The session's number.
-        id: u64,
-    },
-    /// Delete a session that has ended, with its final adapter.
-    Delete {
-        /// The session's number.
-        id: u64,
-    },
-    /// Fetch the final adapter.
-    Download {
-        /// The session's number.
-        id: u64,
-        /// The folder to put the files in; else coordinator-ID.
-        #[arg(long, value_name = "FOLDER")]
-        output: Option<PathBuf>,
-    },
+    #[command(flatten)]
+    Session(sessions::Command),
 }
 
 /// Options of `coordinators create`.
@@ -184,30 +166,7 @@ pub async fn run(
             output.result(&list, list_in_words)?;
         }
         Command::Show { id } => show(id, platform, output).await?,
-        Command::Watch { id } => return watch(id, platform, output).await,
-        Command::Stop { id } => {
-            let path = ["api", "coordinators", &id.to_string(), "stop"];
-            let session = platform.post(&path, &json!({})).await?;
-            output.result(&session, |session| {
-                format!("session {id} is {}", cell(session, "/status"))
-            })?;
-        }
-        Command::Delete { id } => {
-            platform
-                .delete(&["api", "coordinators", &id.to_string()])
-                .await?;
-            output.result(&json!({"id": id, "deleted": true}), |_| {
-                format!("session {id} is deleted")
-            })?;
-        }
-        Command::Download { id, output: folder } => {
-            let maker = Maker {
-                collection: "coordinators",
-                word: "coordinator",
-                id,
-            };
-            fetch_all(&maker, folder.as_deref(), platform, output).await?;
-        }
+        Command::Session(command) => return SESSIONS.run(command, platform, output).await,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -285,51 +244,37 @@ async fn show(id: u64, platform: &Platform, output: &Output) -> Result<(), CliEr
     output.result(&shown, in_words)
 }
 
-/// Returns once the session has ended.
-async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
-    let path = ["api", "coordinators", &id.to_string()];
-    let mut told = String::new();
-    let mut session = platform.get(&path, &[]).await?;
-    loop {
-        let status = cell(&session, "/status");
-        let line = format!(
-            "session {id} is {status}: round {} of {}, {} of {} results, {} volunteers",
-            cell(&session, "/tur"),
-            cell(&session, "/toplam_tur"),
-            cell(&session, "/results"),
-            cell(&session, "/en_az"),
-            cell(&session, "/volunteers"),
-        );
-        if !["preparing", "open"].contains(&status.as_str()) {
-            output.result(&session, |session| match session["error"].as_str() {
-                Some(error) => format!("session {id} is {status}: {error}"),
-                None => format!(
-                    "session {id} is {status} after {} rounds: {}",
-                    cell(session, "/tur"),
-                    cell(session, "/model")
-                ),
-            })?;
-            return Ok(match status.as_str() {
-                "finished" => ExitCode::SUCCESS,
-                _ => ExitCode::FAILURE,
-            });
-        }
-        if line != told && !output.is_json() {
-            remark(&line);
-            told = line;
-        }
-        tokio::time::sleep(LOOK).await;
-        session = platform.get_again(&path).await?;
-    }
+/// Rounds that are over, and how many there are.
+fn progress(session: &Value) -> (u64, u64) {
+    let of = |field: &str| session[field].as_u64().unwrap_or(0);
+    (of("tur"), of("toplam_tur"))
+}
+
+/// The round, from 1 as everywhere at the terminal; the last one once all are over.
+fn round(session: &Value) -> (u64, u64) {
+    let (over, all) = progress(session);
+    ((over + 1).min(all), all)
+}
+
+fn standing(session: &Value) -> String {
+    let (round, all) = round(session);
+    format!(
+        "{}: round {round} of {all}, {} of {} results, {} volunteers",
+        cell(session, "/status"),
+        cell(session, "/results"),
+        cell(session, "/en_az"),
+        cell(session, "/volunteers"),
+    )
 }
 
 fn list_in_words(list: &Value) -> String {
     let row = |session: &Value| {
+        let (round, all) = round(session);
         vec![
             cell(session, "/id"),
             cell(session, "/name"),
             cell(session, "/status"),
-            format!("{}/{}", cell(session, "/tur"), cell(session, "/toplam_tur")),
+            format!("{round}/{all}"),
             results(session, "/"),
             cell(session, "/volunteers"),
             time(session, "/created_at"),
@@ -371,6 +316,7 @@ fn seconds(session: &Value, pointer: &str) -> String {
 
 fn in_words(shown: &Value) -> String {
     let session = &shown["session"];
+    let (round, all) = round(session);
     let all = [
         ("id", cell(session, "/id")),
         ("name", cell(session, "/name")),
@@ -387,14 +333,7 @@ fn in_words(shown: &Value) -> String {
         ("rule", cell(session, "/aggregation")),
         ("key needed", cell(session, "/locked")),
         ("round timeout", seconds(session, "/tur_zaman_asimi")),
-        (
-            "round",
-            format!(
-                "{} of {}",
-                cell(session, "/tur"),
-                cell(session, "/toplam_tur")
-            ),
-        ),
+        ("round", format!("{round} of {all}")),
         ("results", results(session, " of ")),
         ("waits because", cell(session, "/waiting_because")),
         ("model", cell(session, "/model")),
@@ -451,7 +390,7 @@ fn in_words(shown: &Value) -> String {
         .map(|round| {
             let results = round["results"].as_array().map_or(0, Vec::len);
             vec![
-                cell(round, "/tur"),
+                (round["tur"].as_u64().unwrap_or(0) + 1).to_string(),
                 results.to_string(),
                 cell(round, "/merged"),
                 figure(round, "/update_norm"),

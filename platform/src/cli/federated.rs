@@ -1,21 +1,24 @@
 //! `trainyard federated`: training in rounds on several workers.
 
 use clap::{Args, Subcommand};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
-use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use super::client::Platform;
 use super::error::CliError;
-use super::jobs::download::{Maker, fetch_all};
 use super::jobs::submit::{field, read_config};
-use super::output::{Output, cell, figure, items, pairs, remark, table, time};
+use super::output::{Output, cell, figure, given_fields, items, pairs, table, time};
+use super::sessions::{self, Sessions};
 
-/// Between two looks at how far a session is.
-const LOOK: Duration = Duration::from_millis(500);
+/// Federated sessions.
+const SESSIONS: Sessions = Sessions {
+    collection: "federated",
+    progress,
+    standing,
+};
+/// An epsilon above this protects next to nothing.
+const WEAK_EPSILON: f64 = 10.0;
 
 /// Commands on federated sessions.
 #[derive(Subcommand)]
@@ -29,29 +32,8 @@ pub enum Command {
         /// The session's number.
         id: u64,
     },
-    /// Follow a session until it ends; the exit code is 0 only if it finished.
-    Watch {
-        /// The session's number.
-        id: u64,
-    },
-    /// End a session at once; what its rounds have made so far is kept.
-    Stop {
-        /// The session's number.
-        id: u64,
-    },
-    /// Delete a session that has ended, with the adapter that it made.
-    Delete {
-        /// The session's number.
-        id: u64,
-    },
-    /// Fetch the adapter that a session made.
-    Download {
-        /// The session's number.
-        id: u64,
-        /// The folder to put the files in; else federated-ID.
-        #[arg(long, value_name = "FOLDER")]
-        output: Option<PathBuf>,
-    },
+    #[command(flatten)]
+    Session(sessions::Command),
 }
 
 /// Options of `federated start`.
@@ -116,6 +98,29 @@ pub struct Start {
     watch: bool,
 }
 
+/// The options that fill the fields of the request.
+const OPTIONS: &[(&str, &str)] = &[
+    ("base_model", "--model"),
+    ("base_model.huggingface_id", "--model"),
+    ("dataset_id", "--dataset"),
+    ("dataset_ids", "--dataset"),
+    ("shards", "--shards"),
+    ("rounds", "--rounds"),
+    ("local_steps", "--local-steps"),
+    ("min_workers", "--min-workers"),
+    ("max_workers", "--max-workers"),
+    ("round_timeout_seconds", "--round-timeout"),
+    ("aggregation", "--aggregation"),
+    ("worker_ids", "--workers"),
+    ("privacy.differential_privacy.clip_norm", "--clip-norm"),
+    (
+        "privacy.differential_privacy.noise_multiplier",
+        "--noise-multiplier",
+    ),
+    ("privacy.secure_aggregation.threshold", "--secure-threshold"),
+    ("name", "--name"),
+];
+
 /// Runs a command on federated sessions.
 pub async fn run(
     command: Command,
@@ -124,7 +129,7 @@ pub async fn run(
 ) -> Result<ExitCode, CliError> {
     match command {
         Command::Start(options) => return start(&options, platform, output).await,
-        Command::Watch { id } => return watch(id, platform, output).await,
+        Command::Session(command) => return SESSIONS.run(command, platform, output).await,
         Command::List => {
             let list = platform.all(&["api", "federated"], &[]).await?;
             output.result(&list, list_in_words)?;
@@ -138,29 +143,6 @@ pub async fn run(
             session["rounds_so_far"] = json!(items(&rounds));
             output.result(&session, in_words)?;
         }
-        Command::Stop { id } => {
-            let path = ["api", "federated", &id.to_string(), "stop"];
-            let session = platform.post(&path, &json!({})).await?;
-            output.result(&session, |session| {
-                format!("session {id} is {}", cell(session, "/status"))
-            })?;
-        }
-        Command::Delete { id } => {
-            platform
-                .delete(&["api", "federated", &id.to_string()])
-                .await?;
-            output.result(&json!({"id": id, "deleted": true}), |_| {
-                format!("session {id} is deleted")
-            })?;
-        }
-        Command::Download { id, output: folder } => {
-            let maker = Maker {
-                collection: "federated",
-                word: "federated",
-                id,
-            };
-            fetch_all(&maker, folder.as_deref(), platform, output).await?;
-        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -170,9 +152,13 @@ async fn start(
     platform: &Platform,
     output: &Output,
 ) -> Result<ExitCode, CliError> {
-    let session = platform
+    let made = platform
         .post(&["api", "federated"], &request(options)?)
-        .await?;
+        .await;
+    let session = made.map_err(|error| match output.is_json() {
+        true => error,
+        false => error.with_options(OPTIONS),
+    })?;
     output.result(&session, |session| {
         format!(
             "session {} is {}",
@@ -186,7 +172,7 @@ async fn start(
     let id = session["id"]
         .as_u64()
         .ok_or_else(|| CliError::UnexpectedAnswer("a session without a number".to_owned()))?;
-    watch(id, platform, output).await
+    SESSIONS.watch(id, platform, output).await
 }
 
 /// The body of POST /api/federated.
@@ -246,52 +232,14 @@ fn request(options: &Start) -> Result<Value, CliError> {
     Ok(body)
 }
 
-/// Follows a session to its end.
-async fn watch(id: u64, platform: &Platform, output: &Output) -> Result<ExitCode, CliError> {
-    let text = id.to_string();
-    let bar = (io::stderr().is_terminal() && !output.is_json()).then(bar);
-    let path = ["api", "federated", text.as_str()];
-    let mut told = String::new();
-    let mut session = platform.get(&path, &[]).await?;
-    let ended = loop {
-        if !["preparing", "open"].contains(&cell(&session, "/status").as_str()) {
-            break session;
-        }
-        let stands = standing(&session);
-        match &bar {
-            Some(bar) => {
-                bar.set_length(session["rounds"].as_u64().unwrap_or(0));
-                bar.set_position(session["round"].as_u64().unwrap_or(1).saturating_sub(1));
-                bar.set_message(stands);
-            }
-            None if told != stands && !output.is_json() => {
-                remark(&stands);
-                told = stands;
-            }
-            None => {}
-        }
-        tokio::time::sleep(LOOK).await;
-        session = platform.get_again(&path).await?;
-    };
-    if let Some(bar) = &bar {
-        bar.finish_and_clear();
+/// Rounds that are over, and how many there are.
+fn progress(session: &Value) -> (u64, u64) {
+    let (round, rounds) = (&session["round"], &session["rounds"]);
+    let all = rounds.as_u64().unwrap_or(0);
+    match session["status"] == "finished" {
+        true => (all, all),
+        false => (round.as_u64().unwrap_or(0).saturating_sub(1), all),
     }
-    output.result(&ended, |session| {
-        let mut words = format!(
-            "session {id} is {} after round {} of {}",
-            cell(session, "/status"),
-            cell(session, "/round"),
-            cell(session, "/rounds")
-        );
-        if session["error"].is_string() {
-            words.push_str(&format!(": {}", cell(session, "/error")));
-        }
-        words
-    })?;
-    Ok(match ended["status"] == "finished" {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    })
 }
 
 fn standing(session: &Value) -> String {
@@ -305,10 +253,16 @@ fn standing(session: &Value) -> String {
     }
 }
 
-fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{pos}/{len} rounds [{bar:20}] {wide_msg}")
-        .expect("the template is a constant that is valid");
-    ProgressBar::new(0).with_style(style)
+/// What differential privacy comes to, with a word where that is next to nothing.
+fn epsilon(session: &Value, field: &str) -> String {
+    let pointer = format!("/privacy/differential_privacy/{field}");
+    let told = figure(session, &pointer);
+    match session.pointer(&pointer).and_then(Value::as_f64) {
+        Some(epsilon) if epsilon > WEAK_EPSILON => {
+            format!("{told} (above {WEAK_EPSILON}: protects next to nothing)")
+        }
+        _ => told,
+    }
 }
 
 fn list_in_words(list: &Value) -> String {
@@ -348,12 +302,15 @@ fn in_words(session: &Value) -> String {
         ("data sets", list("/dataset_ids")),
         ("shards", cell(session, "/shards")),
         ("shards without a worker", list("/idle_shards")),
+        ("config", given_fields(session, "/config")),
+        ("steps a round", cell(session, "/local_steps")),
+        ("rule", cell(session, "/aggregation")),
         ("at least workers", cell(session, "/min_workers")),
         ("clip norm", of_noise("clip_norm")),
         ("noise multiplier", of_noise("noise_multiplier")),
         ("delta", of_noise("delta")),
-        ("epsilon so far", of_noise("epsilon")),
-        ("epsilon at the end", of_noise("epsilon_at_end")),
+        ("epsilon so far", epsilon(session, "epsilon")),
+        ("epsilon at the end", epsilon(session, "epsilon_at_end")),
         (
             "sums of at least",
             cell(session, "/privacy/secure_aggregation/threshold"),

@@ -96,6 +96,23 @@ pub fn time(value: &Value, pointer: &str) -> String {
     }
 }
 
+/// The fields of an object of an answer, as they are given to `--set`: `-` where there are none.
+pub fn given_fields(value: &Value, pointer: &str) -> String {
+    let fields = value.pointer(pointer).and_then(Value::as_object);
+    let fields: Vec<_> = fields
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| match value.as_str() {
+            Some(text) => format!("{name}={}", printable(text)),
+            None => format!("{name}={value}"),
+        })
+        .collect();
+    match fields.as_slice() {
+        [] => "-".to_owned(),
+        fields => fields.join(" "),
+    }
+}
+
 /// Text without control characters: names that others chose must not steer the terminal.
 pub fn printable(text: &str) -> String {
     text.chars()

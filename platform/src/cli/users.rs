@@ -127,7 +127,8 @@ pub async fn run(command: Command, platform: &Platform, output: &Output) -> Resu
 }
 
 impl Role {
-    const fn word(self) -> &'static str {
+    /// The API's word for it.
+    pub const fn word(self) -> &'static str {
         match self {
             Self::Admin => "admin",
             Self::Member => "member",

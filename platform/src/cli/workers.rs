@@ -98,17 +98,24 @@ fn list_in_words(list: &Value) -> String {
             cell(worker, "/name"),
             status(worker),
             cell(worker, "/current_job_id"),
+            cell(worker, "/current_session_id"),
             cell(worker, "/hardware/gpu_name"),
             time(worker, "/last_seen_at"),
         ]
     };
     let rows: Vec<_> = items(list).iter().map(row).collect();
-    table(&["ID", "NAME", "STATUS", "JOB", "GPU", "LAST SEEN"], &rows)
+    let headings = ["ID", "NAME", "STATUS", "JOB", "SESSION", "GPU", "LAST SEEN"];
+    table(&headings, &rows)
 }
 
 /// What the worker does; and whether it is away, which it may be for a while before it counts as offline.
 fn status(worker: &Value) -> String {
-    let status = cell(worker, "/status");
+    let status = match (worker["status"].as_str(), &worker["draining"]) {
+        // Nobody asked for it: it has said that it ends.
+        (Some("draining"), Value::Bool(false)) => "shutting down".to_owned(),
+        (Some("draining"), _) if worker["busy"] == false => "drained".to_owned(),
+        _ => cell(worker, "/status"),
+    };
     let away = worker["online"] == true && worker["connected"] == false;
     if away {
         format!("{status}, not connected")
@@ -124,6 +131,7 @@ fn worker_in_words(worker: &Value) -> String {
         ("name", cell(worker, "/name")),
         ("status", status(worker)),
         ("job", cell(worker, "/current_job_id")),
+        ("session", cell(worker, "/current_session_id")),
         ("last seen", time(worker, "/last_seen_at")),
     ];
     for group in ["hardware", "benchmark"] {
@@ -133,4 +141,29 @@ fn worker_in_words(worker: &Value) -> String {
         );
     }
     pairs(&lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_drains_says_whether_it_may_be_switched_off_and_whether_anybody_asked_for_it() {
+        let told = |more: Value| {
+            let mut worker = json!({
+                "status": "draining", "online": true, "connected": true, "draining": true, "busy": true
+            });
+            let fields = more.as_object().unwrap().clone();
+            worker.as_object_mut().unwrap().extend(fields);
+            status(&worker)
+        };
+        assert_eq!(told(json!({})), "draining");
+        assert_eq!(told(json!({"busy": false})), "drained");
+        assert_eq!(told(json!({"draining": false})), "shutting down");
+        assert_eq!(
+            told(json!({"draining": false, "connected": false})),
+            "shutting down, not connected"
+        );
+        assert_eq!(told(json!({"status": "idle", "draining": false})), "idle");
+    }
 }

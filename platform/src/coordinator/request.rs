@@ -1,28 +1,24 @@
 //! The body of `POST /api/coordinators`, read strictly.
 
+mod check;
+
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
-use std::time::Duration;
+use serde_json::{Map, Value};
 use trainyard_aggregation::Rule;
-use trainyard_shared::coordinator::Mode;
 use trainyard_shared::ids::{DatasetId, JobId, UserId};
 use trainyard_shared::json;
 use utoipa::ToSchema;
 
+use check::{Check, unknown};
+
 use super::hosted::key_hash;
-use super::settings::{Lora, Settings};
+use super::settings::Settings;
 use crate::database::{DatabaseError, to_json_text};
-use crate::error::{ApiError, FieldProblem};
-use crate::models::is_hub_name;
+use crate::error::ApiError;
 use crate::rounds::Kind;
 use crate::rounds::state::Rules;
 use crate::rounds::store::NewSession;
 
-/// How alike a name must be to be suggested.
-const ALIKE: f64 = 0.8;
-/// Longest name of a session, and longest shared key, in characters.
-const MAX_NAME_CHARACTERS: usize = 60;
-const MAX_KEY_CHARACTERS: usize = 200;
 const MAX_ROUNDS: u64 = 1_000_000;
 const MAX_SHARDS: u64 = 10_000;
 const MAX_ENOUGH: u64 = 1_000;
@@ -31,10 +27,6 @@ const MAX_ENOUGH_OF_KRUM: u64 = 256;
 const MAX_STEPS: u64 = 1_000_000;
 const MAX_BATCH: u64 = 4_096;
 const MAX_SEQUENCE: u64 = 1 << 20;
-const MAX_RANK: u64 = 4_096;
-const MAX_SECONDS: f64 = 1e9;
-/// The largest number that JSON carries exactly.
-const MAX_SEED: u64 = (1 << 53) - 1;
 
 /// A volunteer session that is to be made. The names are the protocol's: `toplam_tur` rounds in all, `n_parca`
 /// shards, `en_az` results that close a round, `ic_adim` optimizer steps of a round, `bs` sequences in a batch,
@@ -59,7 +51,7 @@ pub struct CoordinatorRequest {
     toplam_tur: Option<u64>,
     /// 4 when absent.
     n_parca: Option<u64>,
-    /// 2 when absent.
+    /// 2 when absent, 3 with `krum`.
     en_az: Option<u64>,
     /// 20 when absent.
     ic_adim: Option<u64>,
@@ -201,7 +193,9 @@ impl CoordinatorRequest {
         };
         let total_rounds = whole(&mut check, "toplam_tur", self.toplam_tur, 20, MAX_ROUNDS);
         let shards = whole(&mut check, "n_parca", self.n_parca, 4, MAX_SHARDS);
-        let enough = whole(&mut check, "en_az", self.en_az, 2, MAX_ENOUGH);
+        let rule = check.rule(self.aggregation.as_deref());
+        let fewest = rule.fewest();
+        let enough = whole(&mut check, "en_az", self.en_az, fewest.max(2), MAX_ENOUGH);
         let settings = Settings {
             local_steps: whole(&mut check, "ic_adim", self.ic_adim, 20, MAX_STEPS),
             batch_size: whole(&mut check, "bs", self.bs, 4, MAX_BATCH),
@@ -215,7 +209,6 @@ impl CoordinatorRequest {
             },
         };
         let timeout = check.timeout(self.tur_zaman_asimi.unwrap_or(600.0));
-        let rule = check.rule(self.aggregation.as_deref());
         let outer_lr = check.above_0("outer_lr", self.outer_lr.unwrap_or(1.0), 1e3);
         let outer_momentum = check.below_1("outer_momentum", self.outer_momentum.unwrap_or(0.5));
         let max_delta_norm = self
@@ -229,6 +222,10 @@ impl CoordinatorRequest {
         });
         if rule == Rule::Krum && enough > MAX_ENOUGH_OF_KRUM {
             let message = format!("must not be above {MAX_ENOUGH_OF_KRUM} with krum");
+            check.wrong("en_az", message);
+        }
+        if enough < fewest {
+            let message = format!("must be at least {fewest} with krum, which compares results");
             check.wrong("en_az", message);
         }
         check.key(self.anahtar.as_deref());
@@ -262,187 +259,12 @@ impl CoordinatorRequest {
     }
 }
 
-/// The fields that there are not, each with the nearest that there is.
-fn unknown(fields: &Map<String, Value>, known: &[&str], prefix: &str) -> Vec<FieldProblem> {
-    let unknown = fields.keys().filter(|name| !known.contains(&name.as_str()));
-    unknown
-        .map(|name| {
-            let nearest = known
-                .iter()
-                .map(|known| (*known, strsim::jaro_winkler(name, known)))
-                .max_by(|(_, one), (_, other)| one.total_cmp(other))
-                .filter(|(_, likeness)| *likeness >= ALIKE);
-            let shown: String = name.chars().take(100).collect();
-            FieldProblem {
-                field: format!("{prefix}{shown}"),
-                message: "there is no such field".to_owned(),
-                hint: nearest.map(|(known, _)| format!("did you mean {prefix}{known}?")),
-            }
-        })
-        .collect()
-}
-
-/// Collects what does not fit.
-#[derive(Default)]
-struct Check {
-    problems: Vec<FieldProblem>,
-}
-
-impl Check {
-    fn wrong(&mut self, field: &str, message: impl Into<String>) {
-        self.problems.push(FieldProblem::new(field, message));
-    }
-
-    fn name(&mut self, name: &str) {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-        let begins_well = name
-            .bytes()
-            .next()
-            .is_some_and(|byte| byte.is_ascii_alphanumeric());
-        if !begins_well || name.len() > MAX_NAME_CHARACTERS || !name.bytes().all(is_plain) {
-            let message = format!(
-                "must be 1 to {MAX_NAME_CHARACTERS} of a-z, A-Z, 0-9, _, . and -, beginning with a letter or digit"
-            );
-            self.wrong("name", message);
-        }
-    }
-
-    fn base_model(
-        &mut self,
-        given: Option<String>,
-        of_job: Option<String>,
-        has_lora: bool,
-    ) -> String {
-        if of_job.is_some() && has_lora {
-            self.wrong("lora", "goes with base_model; a job's adapter is as it is");
-        }
-        match (given, of_job) {
-            (Some(name), None) => {
-                if !is_hub_name(&name) {
-                    self.wrong(
-                        "base_model",
-                        "must be a model's name at the hub, as org/name",
-                    );
-                }
-                name
-            }
-            (None, Some(name)) => name,
-            (Some(_), Some(name)) => {
-                self.wrong("base_model", "name a base model or a job, not both");
-                name
-            }
-            (None, None) => {
-                let message = "name a base model, or the job_id of an adapter to go on from";
-                self.wrong("base_model", message);
-                String::new()
-            }
-        }
-    }
-
-    fn whole(&mut self, field: &str, value: u64, most: u64) -> u64 {
-        if !(1..=most).contains(&value) {
-            self.wrong(field, format!("must lie between 1 and {most}"));
-        }
-        value
-    }
-
-    fn above_0(&mut self, field: &str, value: f64, most: f64) -> f64 {
-        // Counted in single precision later on.
-        if !(value.is_finite() && value as f32 > 0.0 && value <= most) {
-            let message = match most < f64::MAX {
-                true => format!("must be above 0 and at most {most}"),
-                false => "must be above 0".to_owned(),
-            };
-            self.wrong(field, message);
-        }
-        value
-    }
-
-    fn below_1(&mut self, field: &str, value: f64) -> f64 {
-        if !(0.0..1.0).contains(&(value as f32)) {
-            self.wrong(field, "must be at least 0 and below 1");
-        }
-        value
-    }
-
-    fn seed(&mut self, seed: u64) -> u64 {
-        if seed > MAX_SEED {
-            self.wrong("seed", format!("must not be above {MAX_SEED}"));
-        }
-        seed
-    }
-
-    fn mode(&mut self, mode: Option<&str>) -> Mode {
-        match mode {
-            None | Some("cpt") => Mode::Cpt,
-            Some("sft") => Mode::Sft,
-            Some(_) => {
-                self.wrong("mod", "must be cpt or sft");
-                Mode::Cpt
-            }
-        }
-    }
-
-    fn timeout(&mut self, seconds: f64) -> Option<Duration> {
-        if !(seconds.is_finite() && (0.0..=MAX_SECONDS).contains(&seconds)) {
-            let message = format!("must be a number of seconds up to {MAX_SECONDS}; 0: none");
-            self.wrong("tur_zaman_asimi", message);
-            return None;
-        }
-        (seconds > 0.0).then(|| Duration::from_secs_f64(seconds).max(Duration::from_millis(1)))
-    }
-
-    fn rule(&mut self, name: Option<&str>) -> Rule {
-        match name.map(str::parse::<Rule>) {
-            None => Rule::default(),
-            Some(Ok(rule)) => rule,
-            Some(Err(error)) => {
-                self.wrong("aggregation", error.to_string());
-                Rule::default()
-            }
-        }
-    }
-
-    fn lora(&mut self, lora: Option<LoraRequest>) -> Lora {
-        let lora = lora.unwrap_or(LoraRequest {
-            r: None,
-            alpha: None,
-            target_modules: None,
-            dtype: None,
-        });
-        if lora.dtype.is_some_and(|dtype| dtype != "f32") {
-            self.wrong("lora.dtype", "must be f32");
-        }
-        let r = self.whole("lora.r", lora.r.unwrap_or(8), MAX_RANK);
-        let targets = lora.target_modules.filter(|targets| !targets.is_null());
-        let lora = Lora {
-            r: u32::try_from(r).unwrap_or(u32::MAX),
-            alpha: self.above_0("lora.alpha", lora.alpha.unwrap_or(16.0), 65_536.0),
-            target_modules: targets.unwrap_or_else(|| json!(["q_proj", "v_proj"])),
-        };
-        for problem in lora.as_config().err().unwrap_or_default() {
-            if problem.field == "target_modules" {
-                self.wrong("lora.target_modules", problem.message);
-            }
-        }
-        lora
-    }
-
-    fn key(&mut self, key: Option<&str>) {
-        let Some(key) = key else { return };
-        let is_header = key.bytes().all(|byte| byte.is_ascii_graphic());
-        if key.is_empty() || key.len() > MAX_KEY_CHARACTERS || !is_header {
-            let message = format!(
-                "must be 1 to {MAX_KEY_CHARACTERS} visible ASCII characters without spaces"
-            );
-            self.wrong("anahtar", message);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+    use std::time::Duration;
+    use trainyard_shared::coordinator::Mode;
 
     fn read(body: Value) -> Result<NewSession, Value> {
         let body = body.as_object().unwrap().clone();
@@ -481,6 +303,7 @@ mod tests {
             (json!({"tur_zaman_asimi": -1}), "tur_zaman_asimi"),
             (json!({"anahtar": "with space"}), "anahtar"),
             (json!({"aggregation": "best"}), "aggregation"),
+            (json!({"aggregation": "krum", "en_az": 2}), "en_az"),
             (json!({"outer_momentum": 1}), "outer_momentum"),
             (json!({"lora": {"dtype": "f16"}}), "lora.dtype"),
             (json!({"lora": {"rank": 8}}), "lora.rank"),

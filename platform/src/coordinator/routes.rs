@@ -311,10 +311,12 @@ async fn visible(
 ) -> Result<SessionRow, ApiError> {
     let read = move |c: &mut _| store::row(c, id);
     let row = found(state.database.read(read).await, "session")?;
-    if row.kind()? != Kind::Volunteers {
-        return Err(ApiError::not_found("session"));
-    }
     user.require_sight(row.owner_id, "session")?;
+    if row.kind()? != Kind::Volunteers {
+        let message =
+            format!("session {id} is one of workers: /api/federated/{id}, `trainyard federated`");
+        return Err(ApiError::new(ErrorCode::NotFound, message));
+    }
     Ok(row)
 }
 

@@ -176,6 +176,31 @@ impl DifferentialPrivacyRequest {
     }
 }
 
+/// What the final adapter's page says of how the results were kept private.
+pub fn in_words(privacy: &Privacy, rounds: u64) -> String {
+    let mut words = String::new();
+    if let Some(asked) = &privacy.differential_privacy {
+        let DifferentialPrivacy {
+            clip_norm,
+            noise_multiplier,
+            delta,
+        } = *asked;
+        let epsilon = epsilon(noise_multiplier, rounds, delta);
+        words.push_str(&format!(
+            "Differential privacy: every worker clipped its change of a round to an L2 norm of {clip_norm} and added \
+             Gaussian noise of {noise_multiplier} times that. A worker with a result in each of the {rounds} rounds has \
+             given away an epsilon of {epsilon:.2} for a delta of {delta}.\n\n"
+        ));
+    }
+    if let Some(asked) = &privacy.secure_aggregation {
+        words.push_str(&format!(
+            "Secure aggregation: sums of at least {} results were read, and no single one.\n\n",
+            asked.threshold
+        ));
+    }
+    words
+}
+
 /// What is known of a session's privacy.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct PrivacyView {

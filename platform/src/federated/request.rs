@@ -111,9 +111,16 @@ impl SessionRequest {
         let max_workers = self.max_workers.or(worker_count).unwrap_or(shards);
         problems.count("max_workers", max_workers, MAX_SHARDS);
         let most = max_workers.min(worker_count.unwrap_or(max_workers));
+        let rule = problems.rule(self.aggregation.as_deref());
+        let fewest = rule.unwrap_or_default().fewest();
         let min_workers = self
             .min_workers
-            .unwrap_or(shards.div_ceil(2).clamp(1, most.max(1)));
+            .unwrap_or(shards.div_ceil(2).max(fewest).clamp(1, most.max(1)));
+        problems.unless(
+            min_workers >= fewest,
+            "min_workers",
+            &format!("must be at least {fewest} with krum, which compares results"),
+        );
         problems.unless(
             (1..=most).contains(&min_workers),
             "min_workers",
@@ -129,7 +136,6 @@ impl SessionRequest {
         );
         let deadline_deviations = self.deadline_deviations.unwrap_or(DEFAULT_DEVIATIONS);
         problems.within("deadline_deviations", deadline_deviations, MAX_DEVIATIONS);
-        let rule = problems.rule(self.aggregation.as_deref());
         let outer_lr = self.outer_lr.unwrap_or(DEFAULT_OUTER_LR);
         problems.unless(
             outer_lr > 0.0 && outer_lr <= 100.0,
@@ -384,6 +390,7 @@ mod tests {
                 "base_model.huggingface_id",
             ),
             (json!({"name": ""}), "name"),
+            (json!({"shards": 2, "aggregation": "krum"}), "min_workers"),
             (
                 json!({"privacy": {"differential_privacy": {"clip_norm": 0, "noise_multiplier": 1}}}),
                 "privacy.differential_privacy.clip_norm",

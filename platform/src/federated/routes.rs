@@ -18,6 +18,7 @@ use crate::rounds::state::{Answer, Event};
 use crate::rounds::store::{self, SessionRow, natural};
 use crate::rounds::{Kind, deleting, keys};
 use crate::server::AppState;
+use crate::workers::supervisor::GetFree;
 use crate::{datasets, workers};
 
 /// Makes a federated session. It begins once enough workers are free.
@@ -39,8 +40,12 @@ pub async fn create(
             for dataset in &checked.settings.dataset_ids {
                 let dataset = found(datasets::store::get(connection, dataset.get()), "data set")?;
                 user.require_sight(dataset.owner_id, "data set")?;
-                if natural(dataset.row_count) < rows_needed(&checked.settings) {
-                    let message = format!("data set {} has too few rows", dataset.id);
+                let needed = rows_needed(&checked.settings);
+                if natural(dataset.row_count) < needed {
+                    let message = format!(
+                        "data set {} has {} rows, and {needed} are needed: one for every shard",
+                        dataset.id, dataset.row_count
+                    );
                     return Err(ApiError::invalid_field("dataset_id", message));
                 }
             }
@@ -273,21 +278,39 @@ async fn visible(
 ) -> Result<SessionRow, ApiError> {
     let read = move |c: &mut _| store::row(c, id);
     let row = found(state.database.read(read).await, "session")?;
-    if row.kind()? != Kind::Workers {
-        return Err(ApiError::not_found("session"));
-    }
     user.require_sight(row.owner_id, "session")?;
+    if row.kind()? != Kind::Workers {
+        let message = format!(
+            "session {id} is one of volunteers: /api/coordinators/{id}, `trainyard coordinators`"
+        );
+        return Err(ApiError::new(ErrorCode::NotFound, message));
+    }
     Ok(row)
 }
 
 async fn shown(state: &AppState, id: FederatedSessionId) -> Result<SessionView, ApiError> {
     let standing = standing(state, id);
-    let read = move |c: &mut _| Ok((store::row(c, id)?, store::participants(c, id)?));
-    let (row, participants) = state.database.read::<_, DatabaseError, _>(read).await?;
+    let read = move |c: &mut _| {
+        let row = store::row(c, id)?;
+        let last = store::results_of_session(c, id, row.round - 1, row.round)?;
+        Ok((row, store::participants(c, id)?, last))
+    };
+    let (row, participants, last) = state.database.read::<_, DatabaseError, _>(read).await?;
     // The row may tell of the end a moment before the actor is gone.
     let standing = standing.filter(|_| row.ended_at.is_none());
     let view = SessionView::of(row, standing.as_ref())?;
-    Ok(view.with_workers(participants, standing.as_ref()))
+    let view = view.with_workers(participants, &last, standing.as_ref());
+    let Some((standing, seeking)) = standing.and_then(|standing| {
+        let seeking = standing.seeking()?;
+        Some((standing, seeking))
+    }) else {
+        return Ok(view);
+    };
+    // Fails only when the platform stops.
+    Ok(match state.actors.supervisor.send(GetFree).await {
+        Ok(free) => view.with_free_workers(seeking.suitable(&free).count(), &standing),
+        Err(_) => view,
+    })
 }
 
 fn standing(state: &AppState, id: FederatedSessionId) -> Option<Standing> {

@@ -141,6 +141,11 @@ async fn two_workers_bring_a_session_to_its_end_and_the_adapter_is_there() {
     let weights = fetch(&platform, &data["global_weights"]["download_url"]).await;
     assert_eq!(sha256(&weights), data["global_weights"]["sha256"]);
     admin.wait_for_worker(a.id, "federated").await;
+    let (_, worker) = admin.get(&format!("/api/workers/{}", a.id)).await;
+    assert_eq!(
+        (&worker["current_session_id"], &worker["busy"]),
+        (&json!(id), &json!(true))
+    );
 
     let taken = a.delivers(&platform, &of_a, &shifted(&weights, 1.0)).await;
     assert_eq!(taken["type"], "ack");
@@ -186,6 +191,14 @@ async fn two_workers_bring_a_session_to_its_end_and_the_adapter_is_there() {
         (&json!(2), &Value::Null)
     );
     assert_eq!(ended["workers"][0]["accepted"], 2);
+    assert_eq!(
+        (
+            &ended["workers"][0]["status"],
+            &ended["workers"][1]["status"]
+        ),
+        (&json!("delivered"), &json!("delivered"))
+    );
+    assert_eq!(ended["model"], format!("federated-{id}"));
     let (_, rounds) = admin.get(&format!("/api/federated/{id}/rounds")).await;
     let rounds = rounds["items"].as_array().unwrap();
     assert_eq!(rounds.len(), 2);
@@ -251,6 +264,29 @@ async fn what_does_not_fit_is_named_and_others_sessions_are_not_seen() {
         failed["error"].as_str().unwrap().contains("yard/unknown"),
         "{failed}"
     );
+    assert_eq!(
+        (&failed["model"], &failed["round"]),
+        (&Value::Null, &json!(0)),
+        "it has neither a result nor had it a round"
+    );
+    let (status, other) = admin.get(&path.replace("federated", "coordinators")).await;
+    assert_eq!(status, 404);
+    let message = other["error"]["message"].as_str().unwrap();
+    assert!(message.contains(&path), "{message}");
+}
+
+#[actix_web::test]
+async fn a_session_that_waits_for_more_workers_says_how_many_are_free() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let id = open(&admin, json!({})).await;
+    let worker = TestWorker::ready(&admin).await;
+    admin.wait_for_worker(worker.id, "idle").await;
+    let waiting = shown(&admin, id, |shown| shown["free_workers"] == 1).await;
+    assert_eq!(
+        waiting["waiting_because"],
+        "no worker takes part, and the round needs 2; 1 is free"
+    );
 }
 
 #[actix_web::test]
@@ -263,7 +299,7 @@ async fn a_private_session_tells_its_workers_how_and_shows_what_was_given_away()
         json!({"privacy": {"differential_privacy": mechanism}}),
     )
     .await;
-    let [(mut a, of_a), _b] = two(&admin).await;
+    let [(mut a, of_a), (mut b, of_b)] = two(&admin).await;
     let told = json!({"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 1e-5});
     assert_eq!(of_a["data"]["privacy"]["differential_privacy"], told);
     let weights = fetch(&platform, &of_a["data"]["global_weights"]["download_url"]).await;
@@ -283,6 +319,23 @@ async fn a_private_session_tells_its_workers_how_and_shows_what_was_given_away()
         );
     }
     assert!(privacy["epsilon_at_end"].as_f64() > privacy["epsilon"].as_f64());
+    b.delivers(&platform, &of_b, &shifted(&weights, 1.0)).await;
+    shown(&admin, id, |shown| shown["round"] == 2).await;
+    let path = format!("/api/federated/{id}");
+    let (_, stopped) = admin.post(&format!("{path}/stop"), json!({})).await;
+    assert_eq!(stopped["status"], "stopped", "{stopped}");
+    let page = admin.request(Method::GET, &format!("{path}/artifacts/README.md"));
+    let page = page.send().await.unwrap();
+    let page = fetch(
+        &platform,
+        &json!(page.headers()["location"].to_str().unwrap()),
+    )
+    .await;
+    let page = String::from_utf8(page).unwrap();
+    assert!(
+        page.contains("Differential privacy") && page.contains("an epsilon of 4.73"),
+        "{page}"
+    );
     let open_to_all = open(&admin, json!({})).await;
     let open_to_all = shown(&admin, open_to_all, |_| true).await;
     assert_eq!(open_to_all["privacy"], Value::Null);

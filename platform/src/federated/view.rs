@@ -9,15 +9,15 @@ use trainyard_shared::ids::{DatasetId, FederatedSessionId, WorkerId};
 use utoipa::ToSchema;
 
 use super::directory::UnderWay;
-use super::privacy::PrivacyView;
+use super::privacy::{self, PrivacyView};
 use super::settings::Settings;
-use super::state::{Doing, Session};
+use super::state::{Doing, Seeking, Session};
 use super::store::worker;
 use crate::clock::Moment;
 use crate::database::{DatabaseError, shown_time};
-use crate::rounds::SessionStatus;
 use crate::rounds::state::Phase;
 use crate::rounds::store::{ParticipantRow, ResultRow, RoundRow, SessionRow, natural};
+use crate::rounds::{Kind, SessionStatus};
 
 /// A federated session.
 #[derive(Debug, Serialize, ToSchema)]
@@ -31,8 +31,8 @@ pub struct SessionView {
     /// Why it has failed.
     error: Option<String>,
     base_model: String,
-    /// What chats and evaluations call what it has made: `federated-` and its number.
-    model: String,
+    /// What chats and evaluations call what it has made, once it has ended: `federated-` and its number.
+    model: Option<String>,
     #[schema(value_type = Vec<i64>)]
     dataset_ids: Vec<DatasetId>,
     shards: u64,
@@ -40,7 +40,7 @@ pub struct SessionView {
     config: Map<String, Value>,
     /// How many there are in all.
     rounds: u64,
-    /// The round that is open, from 1; the last one once it has finished.
+    /// The round that is open, from 1; the last one once it has finished; 0 where it failed before the first.
     round: u64,
     /// Results of that round that count.
     updates: u64,
@@ -70,6 +70,9 @@ pub struct SessionView {
     /// has not ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     idle_shards: Option<Vec<u64>>,
+    /// Idle workers that could take part now; only where one session is asked for that looks for workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    free_workers: Option<u64>,
     created_at: DateTime<Utc>,
     ended_at: Option<DateTime<Utc>>,
 }
@@ -81,7 +84,8 @@ pub struct WorkerView {
     worker_id: WorkerId,
     shard: u64,
     /// `waiting` for the next round, `training`, `trained` (its result is not summed yet), `delivered`, `failed`; `gone`
-    /// when it does not take part now.
+    /// when it does not take part now. Once the session has ended `delivered` has whose result counted in its last
+    /// round.
     status: &'static str,
     /// Why it failed last.
     error: Option<String>,
@@ -146,6 +150,11 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// What it looks for, if it does.
+    pub fn seeking(&self) -> Option<Seeking> {
+        self.workers.seeking()
+    }
+
     /// That of a session under way.
     pub fn of(under_way: &UnderWay, now: Moment) -> Self {
         let workers = under_way.workers.get();
@@ -179,6 +188,12 @@ impl SessionView {
         let status = row.status()?;
         let total = natural(row.total_rounds);
         let round = standing.map_or(natural(row.round), |standing| standing.round);
+        let has_model = matches!(status, SessionStatus::Finished | SessionStatus::Stopped)
+            && row.error.is_none();
+        let shown_round = match (status, round) {
+            (SessionStatus::Failed, 0) => 0,
+            _ => (round + 1).min(total),
+        };
         let preparing = (status == SessionStatus::Preparing)
             .then(|| "its first adapter is being made".to_owned());
         Ok(Self {
@@ -191,12 +206,13 @@ impl SessionView {
                 .or(preparing),
             error: row.error,
             base_model: row.base_model,
-            model: model_name(FederatedSessionId(row.id)),
+            // One that was stopped without its adapter says why.
+            model: has_model.then(|| model_name(FederatedSessionId(row.id))),
             dataset_ids: settings.dataset_ids,
             shards: settings.shards,
             config: settings.config,
             rounds: total,
-            round: (round + 1).min(total),
+            round: shown_round,
             updates: standing.map_or(0, |standing| standing.updates),
             needed: standing.and_then(|standing| standing.needed),
             deadline: standing.and_then(|standing| standing.deadline),
@@ -217,16 +233,36 @@ impl SessionView {
                 .map(|privacy| PrivacyView::of(&privacy, (round + 1).min(total), total)),
             workers: None,
             idle_shards: None,
+            free_workers: None,
             created_at: shown_time(row.created_at),
             ended_at: row.ended_at.map(shown_time),
         })
     }
 
-    /// The same with its workers.
-    pub fn with_workers(self, rows: Vec<ParticipantRow>, standing: Option<&Standing>) -> Self {
-        let workers = rows
-            .into_iter()
-            .filter_map(|row| WorkerView::of(&row, standing, self.privacy.as_ref()));
+    /// The same with its workers. `last` are the results of its last rounds.
+    pub fn with_workers(
+        self,
+        rows: Vec<ParticipantRow>,
+        last: &[ResultRow],
+        standing: Option<&Standing>,
+    ) -> Self {
+        let newest = last.iter().map(|result| result.round).max();
+        let counted = |row: &ParticipantRow| {
+            let is_of = |result: &&ResultRow| result.participant == row.name;
+            last.iter()
+                .filter(is_of)
+                .any(|result| Some(result.round) == newest)
+        };
+        let workers = rows.into_iter().filter_map(|row| {
+            let view = WorkerView::of(&row, standing, self.privacy.as_ref())?;
+            Some(match standing {
+                None if counted(&row) => WorkerView {
+                    status: "delivered",
+                    ..view
+                },
+                _ => view,
+            })
+        });
         let by_id: BTreeMap<_, _> = workers.map(|view| (view.worker_id, view)).collect();
         let idle_shards = standing.map(|standing| {
             let members = standing.workers.members();
@@ -239,6 +275,28 @@ impl SessionView {
             ..self
         }
     }
+
+    /// The same with how many idle workers could take part; who waits for workers is told.
+    pub fn with_free_workers(mut self, free: usize, standing: &Standing) -> Self {
+        if free > 0
+            && standing.workers.members().is_empty()
+            && let Some(reason) = &mut self.waiting_because
+        {
+            let verb = if free == 1 { "is" } else { "are" };
+            reason.push_str(&format!("; {free} {verb} free"));
+        }
+        self.free_workers = Some(free as u64);
+        self
+    }
+}
+
+/// What is said of a session's privacy beside its final adapter, after so many rounds.
+pub fn told_of_privacy(row: &SessionRow, rounds: u64) -> String {
+    // Volunteers' sessions have other settings, and each volunteer looks after its own privacy. Those of a session that
+    // has come so far can be read.
+    let settings = matches!(row.kind(), Ok(Kind::Workers)).then(|| Settings::of(row).ok());
+    let privacy = settings.flatten().and_then(|settings| settings.privacy);
+    privacy.map_or_else(String::new, |privacy| privacy::in_words(&privacy, rounds))
 }
 
 /// The name of what a session makes.

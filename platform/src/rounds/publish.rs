@@ -7,6 +7,7 @@ use trainyard_shared::ids::FederatedSessionId;
 use super::keys;
 use super::store::{FileRow, SessionRow, integer};
 use crate::actors::Actors;
+use crate::federated::told_of_privacy;
 use crate::storage::{Expected, StorageError, StorageKey, StoredObject};
 
 /// Stores the global adapter with which `round` begins as the session's final one, and gives its files. Repeating
@@ -82,7 +83,7 @@ pub(super) async fn copy(
 fn readme(session: &SessionRow, round: u64) -> String {
     format!(
         "# federated-{id}\n\nA LoRA adapter for `{model}`, trained in {round} of {total} rounds by those who took part \
-         in the session \"{name}\" ({kind}); results merged by `{rule}`.\n\nLoad it with PEFT: \
+         in the session \"{name}\" ({kind}); results merged by `{rule}`.\n\n{privacy}Load it with PEFT: \
          `PeftModel.from_pretrained(base_model, folder)`.\n",
         id = session.id,
         model = session.base_model,
@@ -90,5 +91,6 @@ fn readme(session: &SessionRow, round: u64) -> String {
         name = session.name,
         kind = session.kind,
         rule = session.aggregation,
+        privacy = told_of_privacy(session, round),
     )
 }

@@ -150,6 +150,10 @@ pub struct WorkerView {
     pub connected: bool,
     /// The job that is with it.
     pub holds: Option<JobId>,
+    /// What it has beside a job.
+    pub occupied: Option<Occupation>,
+    /// Whether it has anything to do: a job, something else, or chats.
+    pub busy: bool,
     /// When it was last heard of, if ever since the platform's start.
     pub last_heard: Option<Moment>,
     /// Whether it can be given work now.

@@ -11,6 +11,7 @@ use trainyard_shared::message::{ToWorker, WorkerMetricsData};
 use trainyard_shared::{WorkerStatus, WorkerType};
 use utoipa::ToSchema;
 
+use super::event::Occupation;
 use super::session::enrollment_complete;
 use super::store::{self, WorkerRow};
 use super::supervisor::{GetWorkers, KeyReplaced, Removed, Renamed, Seen, SetDraining};
@@ -47,7 +48,12 @@ pub struct WorkerView {
     #[schema(value_type = Option<Object>)]
     metrics: Option<WorkerMetricsData>,
     current_job_id: Option<i64>,
-    /// Whether it is to be given nothing new.
+    /// The federated session in which it takes part.
+    current_session_id: Option<i64>,
+    /// Whether it has anything to do: a job, an evaluation, an export, a session or chats. One that is draining and
+    /// not busy can be switched off.
+    busy: bool,
+    /// Whether it is to be given nothing new because an administrator wants it so.
     draining: bool,
     created_at: DateTime<Utc>,
 }
@@ -74,6 +80,11 @@ impl WorkerView {
             benchmark: stored(row.benchmark)?,
             metrics: seen.and_then(|seen| seen.metrics.clone()),
             current_job_id: view.and_then(|view| view.holds).map(|job| job.get()),
+            current_session_id: view.and_then(|view| match view.occupied? {
+                Occupation::Session(session) => Some(session.get()),
+                Occupation::Task(_) => None,
+            }),
+            busy: view.is_some_and(|view| view.busy),
             draining: row.draining,
             created_at: shown_time(row.created_at),
         })

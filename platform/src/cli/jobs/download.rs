@@ -9,6 +9,8 @@ use sha2::{Digest, Sha256};
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
+use trainyard_engine::files::digest;
+
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
 use crate::cli::output::{Output, bytes, cell, items, printable, remark};
@@ -21,12 +23,22 @@ const EXPORTS: &str = "exports/";
 pub struct Options {
     /// The job's number.
     id: u64,
-    /// The folder to put the files in; else job-ID.
-    #[arg(long, value_name = "FOLDER")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    place: Place,
     /// Fetch the files of this export instead of the result's.
     #[arg(long, value_name = "ID")]
     export: Option<u64>,
+}
+
+/// Where files are put.
+#[derive(Args)]
+pub struct Place {
+    /// The folder to put the files in; else one of its own.
+    #[arg(long, value_name = "FOLDER")]
+    pub output: Option<PathBuf>,
+    /// Replace files that are there and differ.
+    #[arg(long)]
+    pub overwrite: bool,
 }
 
 /// A file that a job made.
@@ -40,19 +52,31 @@ struct Artifact {
 /// What has made the files.
 pub struct Maker<'a> {
     /// As in `/api/jobs`.
-    pub collection: &'a str,
-    /// As in `job 3` and in the folder's name.
-    pub word: &'a str,
-    /// Its number.
-    pub id: u64,
+    collection: &'a str,
+    /// As in `job 3`.
+    word: &'a str,
+    /// What its model's name and its folder's begin with.
+    model: &'a str,
+    id: u64,
 }
 
-impl Maker<'_> {
+impl<'a> Maker<'a> {
     /// A job.
     pub const fn job(id: u64) -> Self {
         Self {
             collection: "jobs",
             word: "job",
+            model: "job",
+            id,
+        }
+    }
+
+    /// A session of those that the API has under this name.
+    pub const fn session(collection: &'a str, id: u64) -> Self {
+        Self {
+            collection,
+            word: "session",
+            model: "federated",
             id,
         }
     }
@@ -60,10 +84,10 @@ impl Maker<'_> {
 
 /// Fetches the files of the job's result, or of one of its exports.
 pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Result<(), CliError> {
-    let folder = options.output.as_deref();
+    let place = &options.place;
     match options.export {
-        Some(export) => fetch_export(options.id, export, folder, platform, output).await,
-        None => fetch_all(&Maker::job(options.id), folder, platform, output).await,
+        Some(export) => fetch_export(options.id, export, place, platform, output).await,
+        None => fetch_all(&Maker::job(options.id), place, platform, output).await,
     }
 }
 
@@ -71,47 +95,61 @@ pub async fn run(options: &Options, platform: &Platform, output: &Output) -> Res
 pub async fn fetch_export(
     job: u64,
     export: u64,
-    folder: Option<&Path>,
+    place: &Place,
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
-    let path = [
-        "api",
-        "jobs",
-        &job.to_string(),
-        "exports",
-        &export.to_string(),
-    ];
-    let shown = platform.get(&path, &[]).await?;
+    let (of, number) = (job.to_string(), export.to_string());
+    let shown = platform.get(&export_path(&of, &number), &[]).await?;
     if shown["files"].as_array().is_none_or(Vec::is_empty) {
         return Err(nothing_yet(&format!("export {export}"), &shown));
     }
     let own = format!("export-{export}");
-    let folder = folder.unwrap_or(Path::new(&own));
     let prefix = format!("{EXPORTS}{export}/");
-    fetch(&Maker::job(job), Some(&prefix), folder, platform, output).await
+    let files = Files {
+        maker: &Maker::job(job),
+        prefix: Some(&prefix),
+    };
+    fetch(&files, place, &own, platform, output).await
+}
+
+/// The path of an export of a job.
+pub fn export_path<'a>(job: &'a str, export: &'a str) -> [&'a str; 5] {
+    ["api", "jobs", job, "exports", export]
 }
 
 /// Fetches all files that something has made, but for those of exports.
 pub async fn fetch_all(
     maker: &Maker<'_>,
-    folder: Option<&Path>,
+    place: &Place,
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
-    let own = format!("{}-{}", maker.word, maker.id);
-    let folder = folder.unwrap_or(Path::new(&own));
-    fetch(maker, None, folder, platform, output).await
+    let own = format!("{}-{}", maker.model, maker.id);
+    let files = Files {
+        maker,
+        prefix: None,
+    };
+    fetch(&files, place, &own, platform, output).await
 }
 
-/// Fetches the files whose paths begin with `prefix`, to where the rest of their paths says.
+/// Which files are wanted.
+struct Files<'a> {
+    maker: &'a Maker<'a>,
+    /// Those whose paths begin so, to be put where the rest says; else all but those of exports.
+    prefix: Option<&'a str>,
+}
+
+/// Fetches files, into the folder `own` where the place names none.
 async fn fetch(
-    maker: &Maker<'_>,
-    prefix: Option<&str>,
-    folder: &Path,
+    wanted: &Files<'_>,
+    place: &Place,
+    own: &str,
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
+    let Files { maker, prefix } = *wanted;
+    let folder = place.output.as_deref().unwrap_or(Path::new(own));
     let id = maker.id.to_string();
     let list = platform
         .all(&["api", maker.collection, &id, "artifacts"], &[])
@@ -138,12 +176,20 @@ async fn fetch(
         let shown = platform.get(&["api", maker.collection, &id], &[]).await?;
         return Err(nothing_yet(&format!("{} {id}", maker.word), &shown));
     }
-    let mut files = Vec::new();
+    // Nothing is fetched where something would be lost.
+    let mut are_there = Vec::new();
     for artifact in &artifacts {
-        let length = artifact.fetch(maker, folder, platform).await?;
+        are_there.push(artifact.is_there(folder, place)?);
+    }
+    let mut files = Vec::new();
+    for (artifact, is_there) in artifacts.iter().zip(are_there) {
         let path = folder.join(&artifact.path);
+        let (length, remark) = match is_there {
+            Some(length) => (length, " (was there)"),
+            None => (artifact.fetch(maker, folder, platform).await?, ""),
+        };
         if !output.is_json() {
-            output.line(&format!("{}  {}", path.display(), bytes(length)))?;
+            output.line(&format!("{}  {}{remark}", path.display(), bytes(length)))?;
         }
         files.push(json!({ "path": path, "size_bytes": length }));
     }
@@ -183,6 +229,29 @@ impl Artifact {
             size_bytes: artifact["size_bytes"].as_u64(),
             sha256: artifact["sha256"].as_str().map(str::to_owned),
         })
+    }
+
+    /// The length of the file where it is in its place already.
+    ///
+    /// # Errors
+    /// Where another one is, which is not to be replaced.
+    fn is_there(&self, folder: &Path, place: &Place) -> Result<Option<u64>, CliError> {
+        let target = folder.join(&self.path);
+        let failed = |source| CliError::io(target.display().to_string(), source);
+        if !target.try_exists().map_err(failed)? {
+            return Ok(None);
+        }
+        let (length, sha256) = digest(&target).map_err(failed)?;
+        if self.sha256 == Some(sha256) {
+            return Ok(Some(length));
+        }
+        match place.overwrite {
+            true => Ok(None),
+            false => Err(CliError::Input(format!(
+                "{} is there already, and is another file: give --overwrite, or another folder with --output",
+                target.display()
+            ))),
+        }
     }
 
     /// Writes the file beside its place, checks it, and moves it there. Returns its length.
@@ -242,6 +311,28 @@ mod tests {
             nothing_yet("export 7", &queued).to_string(),
             "export 7 has no files; it is queued"
         );
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_kept_and_another_one_replaced_only_on_request() {
+        let folder = tempfile::tempdir().unwrap();
+        let artifact = Artifact::read_below(
+            &json!({"path": "a", "size_bytes": 5, "sha256": hex::encode(Sha256::digest(b"hello"))}),
+            "",
+        )
+        .unwrap();
+        let place = |overwrite| Place {
+            output: None,
+            overwrite,
+        };
+        let there = |overwrite| artifact.is_there(folder.path(), &place(overwrite));
+        assert_eq!(there(false).unwrap(), None);
+        std::fs::write(folder.path().join("a"), "hello").unwrap();
+        assert_eq!(there(false).unwrap(), Some(5));
+        std::fs::write(folder.path().join("a"), "other").unwrap();
+        let refused = there(false).unwrap_err().to_string();
+        assert!(refused.contains("--overwrite"), "{refused}");
+        assert_eq!(there(true).unwrap(), None);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use trainyard_shared::ExportFormat;
 
-use super::download::fetch_export;
+use super::download::{Place, export_path, fetch_export};
 use crate::cli::client::Platform;
 use crate::cli::error::CliError;
 use crate::cli::output::{Output, bytes, cell, items, table, time};
@@ -29,6 +29,9 @@ pub struct Options {
     /// Fetch the files into this folder once they are there.
     #[arg(long, value_name = "FOLDER", conflicts_with = "no_wait")]
     output: Option<PathBuf>,
+    /// Replace files in that folder that are there and differ.
+    #[arg(long, requires = "output")]
+    overwrite: bool,
     /// Only ask for it.
     #[arg(long)]
     no_wait: bool,
@@ -61,7 +64,7 @@ pub async fn run(
     }
     let task = Task {
         name: &format!("export {export}"),
-        path: &["api", "jobs", &job, "exports", &export],
+        path: &export_path(&job, &export),
         unit: "weights",
     };
     let ended = task.follow(platform, output).await?;
@@ -70,7 +73,11 @@ pub async fn run(
     if let (Some(folder), Some(export)) = (&options.output, ended["id"].as_u64())
         && exit_code == ExitCode::SUCCESS
     {
-        fetch_export(options.id, export, Some(folder), platform, output).await?;
+        let place = Place {
+            output: Some(folder.clone()),
+            overwrite: options.overwrite,
+        };
+        fetch_export(options.id, export, &place, platform, output).await?;
     }
     Ok(exit_code)
 }
@@ -88,13 +95,8 @@ pub async fn delete(
     platform: &Platform,
     output: &Output,
 ) -> Result<(), CliError> {
-    let path = [
-        "api",
-        "jobs",
-        &job.to_string(),
-        "exports",
-        &export.to_string(),
-    ];
+    let (of, number) = (job.to_string(), export.to_string());
+    let path = export_path(&of, &number);
     let before = platform.get(&path, &[]).await?;
     platform.delete(&path).await?;
     let deleted = !before["ended_at"].is_null();

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use std::time::Duration;
 
-use crate::cli::output::{bytes, cell, figure, pairs, printable, table, time, time_span};
+use crate::cli::output::{bytes, cell, figure, given_fields, pairs, table, time, time_span};
 
 /// What the paths of exports' files begin with.
 const EXPORTS: &str = "exports/";
@@ -28,7 +28,7 @@ pub fn in_words(job: &Value) -> String {
         ("name", cell(job, "/name")),
         ("base model", cell(job, "/base_model/huggingface_id")),
         ("data set", cell(job, "/dataset_id")),
-        ("config", config(job)),
+        ("config", given_fields(job, "/config")),
         ("status", cell(job, "/status")),
         ("attempt", cell(job, "/attempt")),
         ("waits because", cell(job, "/waiting_because")),
@@ -74,21 +74,6 @@ pub fn in_words(job: &Value) -> String {
         }
     }
     words
-}
-
-/// The fields of the config that were given, as they are given to `--set`.
-fn config(job: &Value) -> String {
-    let fields = job["config"].as_object().into_iter().flatten();
-    let fields: Vec<_> = fields
-        .map(|(name, value)| match value.as_str() {
-            Some(text) => format!("{name}={}", printable(text)),
-            None => format!("{name}={value}"),
-        })
-        .collect();
-    match fields.as_slice() {
-        [] => "-".to_owned(),
-        fields => fields.join(" "),
-    }
 }
 
 fn list<'a>(job: &'a Value, name: &str) -> &'a [Value] {

@@ -23,8 +23,11 @@ pub struct Seeking {
 }
 
 impl Seeking {
-    /// The best of the free workers: those that are known, then by their benchmark's score.
-    pub fn choose(&self, free: &BTreeMap<WorkerId, Abilities>) -> Vec<WorkerId> {
+    /// Those of the free workers that could take part.
+    pub fn suitable<'a>(
+        &'a self,
+        free: &'a BTreeMap<WorkerId, Abilities>,
+    ) -> impl Iterator<Item = (&'a WorkerId, &'a Abilities)> {
         let may_join = |worker: &WorkerId| {
             let is_allowed = self
                 .allowed
@@ -32,11 +35,15 @@ impl Seeking {
                 .is_none_or(|allowed| allowed.contains(worker));
             is_allowed && !self.barred.contains(worker)
         };
-        let mut chosen: Vec<_> = free
-            .iter()
-            .filter(|(worker, abilities)| {
-                may_join(worker) && abilities.worker_type.takes_training()
-            })
+        free.iter().filter(move |(worker, abilities)| {
+            may_join(worker) && abilities.worker_type.takes_training()
+        })
+    }
+
+    /// The best of the free workers: those that are known, then by their benchmark's score.
+    pub fn choose(&self, free: &BTreeMap<WorkerId, Abilities>) -> Vec<WorkerId> {
+        let mut chosen: Vec<_> = self
+            .suitable(free)
             .map(|(worker, abilities)| {
                 let score = abilities.score.filter(|score| score.is_finite());
                 (

@@ -71,6 +71,8 @@ impl Member {
             status: self.status(),
             connected: self.link != Link::None,
             holds: self.holds,
+            occupied: self.occupied,
+            busy: self.holds.is_some() || self.occupied.is_some() || self.serving > 0,
             last_heard: seen.then_some(self.last_heard),
             available: self.available,
             draining: self.drains(),
