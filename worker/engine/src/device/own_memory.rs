@@ -1,6 +1,7 @@
-//! Memory that each thread keeps for what its tasks work on.
+//! Memory that threads keep for what their tasks work on, and operations for what their tasks share.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
+use std::sync::{Mutex, PoisonError};
 
 use super::Buffer;
 
@@ -21,20 +22,19 @@ pub(crate) fn with_own_memory<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R)
     })
 }
 
-thread_local! {
-    /// As large as the largest operation so far needed.
-    static SHARED: Cell<Buffer> = const { Cell::new(Buffer::empty()) };
-}
+/// Memory that is not in use, as large as the operations that had it needed; there is as much of it as there were
+/// operations at once.
+static SHARED: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
 
 /// Calls `work` with `len` halves of values for an operation whose tasks share them, whose contents are whatever they
-/// were. The memory is kept for the calling thread's next operation.
+/// were.
 pub(crate) fn with_shared_memory<R>(len: usize, work: impl FnOnce(&mut [u16]) -> R) -> R {
-    // Taken for the while: a thread that waits for its tasks may begin another operation.
-    let mut memory = SHARED.take();
+    let kept = || SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut memory = kept().pop().unwrap_or_default();
     memory
         .reserve(len.div_ceil(2))
         .unwrap_or_else(|error| panic!("{error}"));
     let result = work(&mut bytemuck::cast_slice_mut(memory.as_mut_slice())[..len]);
-    SHARED.set(memory);
+    kept().push(memory);
     result
 }

@@ -79,6 +79,26 @@ impl Sixteen {
             _mm512_mask_loadu_ps(values, self.second_mask, second)
         }
     }
+
+    /// The rows' values at 16 columns from one on, a register for each row; columns from `end` on are zero.
+    ///
+    /// # Safety
+    /// The part has the columns before `end`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn square(self, column: usize, end: usize) -> [__m512; HALF] {
+        let mut values = [_mm512_setzero_ps(); HALF];
+        // The usual length as a constant, which the compiler turns into straight code.
+        let count = match column + HALF <= end {
+            true => HALF,
+            false => end.saturating_sub(column),
+        };
+        for (i, value) in values.iter_mut().enumerate().take(count) {
+            // SAFETY: by the caller.
+            *value = unsafe { self.at(column + i) };
+        }
+        transposed(values)
+    }
 }
 
 /// The parts of 16 values, each in the upper half of its word.
@@ -133,30 +153,19 @@ pub(in crate::device) fn pack_panels(
     assert!(columns.1 <= weight.columns);
     for half in [0, HALF] {
         let rows = weight.sixteen(row + half);
-        let square = |from: usize| {
-            let first = columns.0 + from;
-            if first + HALF <= columns.1 {
-                // SAFETY: the part has these columns by the assertion.
-                return transposed(std::array::from_fn(|i| unsafe { rows.at(first + i) }));
-            }
-            let mut values = [_mm512_setzero_ps(); HALF];
-            for (column, value) in (first..columns.1).zip(&mut values) {
-                // SAFETY: as above.
-                *value = unsafe { rows.at(column) };
-            }
-            transposed(values)
+        // SAFETY: the part has these columns by the assertion.
+        let (first, second) = unsafe {
+            (
+                rows.square(columns.0, columns.1),
+                rows.square(columns.0 + HALF, columns.1),
+            )
         };
-        let (first, second) = (square(0), square(HALF));
-        for (i, (first, second)) in first.into_iter().zip(second).enumerate() {
+        for (i, (first, second)) in first.iter().zip(&second).enumerate() {
             // SAFETY: the row's place is within each part of `out`.
             unsafe {
-                put_row(
-                    out.as_mut_ptr().add(place_of(half + i)),
-                    first,
-                    second,
-                    count,
-                )
-            };
+                let out = out.as_mut_ptr().add(place_of(half + i));
+                put_row(out, *first, *second, count);
+            }
         }
     }
 }

@@ -79,7 +79,7 @@ impl AttendOne<'_> {
             let (pairs, _) = keys.as_chunks::<2>();
             let (queries, _) = self.q.as_chunks::<2>();
             for (keys, q) in pairs.iter().zip(queries) {
-                let q = q.map(|q| simd.splat_f32s(q));
+                let q = [simd.splat_f32s(q[0]), simd.splat_f32s(q[1])];
                 for r in 0..R {
                     even[r] = simd.mul_add_f32s(q[0], keys[0][r], even[r]);
                     odd[r] = simd.mul_add_f32s(q[1], keys[1][r], odd[r]);

@@ -213,7 +213,11 @@ unsafe fn add_chunk<L: Lanes, const V: usize, const T: usize>(
         // SAFETY: by the caller; the vectors from `lane` on lie within the group.
         unsafe {
             let sums = products::<L, V, T>(chunk, lane, x);
-            let factors: [_; V] = std::array::from_fn(|v| factors::<L>(chunk, lane + v * L::N));
+            // A loop: closures in `from_fn` do not know of the instructions, and each vector would be a call.
+            let mut factors = [(L::splat(0.0), None); V];
+            for (v, factors) in factors.iter_mut().enumerate() {
+                *factors = row_factors::<L>(chunk, lane + v * L::N);
+            }
             for (t, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
                 for (v, (sum, (scale, minimum))) in sums.into_iter().zip(factors).enumerate() {
                     let total = totals.as_mut_ptr().add(lane + v * L::N);
@@ -231,25 +235,24 @@ unsafe fn add_chunk<L: Lanes, const V: usize, const T: usize>(
 
 /// What a row's products and its inputs are multiplied with, for the rows from `lane` on.
 #[inline(always)]
-unsafe fn factors<L: Lanes>(chunk: Chunk<'_>, lane: usize) -> (L::Floats, Option<L::Floats>) {
+unsafe fn row_factors<L: Lanes>(chunk: Chunk<'_>, lane: usize) -> (L::Floats, Option<L::Floats>) {
     use BlockType::{Q4_0, Q4_1, Q4K, Q8_0};
     // SAFETY: by the caller; all offsets are those of the layout.
     unsafe {
-        let half = |bytes: &[u8], row: usize| {
-            L::f16s(bytes.as_ptr().cast::<u16>().add(row * GROUP + lane))
-        };
+        let head = chunk.head.as_ptr().cast::<u16>().wrapping_add(lane);
+        let header = chunk.header.as_ptr().cast::<u16>().wrapping_add(lane);
         match chunk.block_type {
-            Q8_0 => (half(chunk.head, 0), None),
+            Q8_0 => (L::f16s(head), None),
             Q4_0 => {
-                let d = half(chunk.head, 0);
+                let d = L::f16s(head);
                 (d, Some(L::mul(d, L::splat(-8.0))))
             }
-            Q4_1 => (half(chunk.head, 0), Some(half(chunk.head, 1))),
+            Q4_1 => (L::f16s(head), Some(L::f16s(head.add(GROUP)))),
             Q4K => {
                 let bytes = chunk.head.as_ptr().add(lane);
-                let m = L::mul(half(chunk.header, 1), L::splat(-1.0));
+                let m = L::mul(L::f16s(header.add(GROUP)), L::splat(-1.0));
                 (
-                    L::mul(half(chunk.header, 0), L::bytes(bytes)),
+                    L::mul(L::f16s(header), L::bytes(bytes)),
                     Some(L::mul(m, L::bytes(bytes.add(GROUP)))),
                 )
             }
