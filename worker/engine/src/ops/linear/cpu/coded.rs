@@ -96,6 +96,10 @@ impl Rows<'_> {
         #[cfg(target_arch = "x86_64")]
         match instructions() {
             // SAFETY: the instructions are there.
+            Arch::V4(_) if self.x.len() >= 8 * self.weight.columns() => {
+                return unsafe { many_with_avx512(self) };
+            }
+            // SAFETY: as above.
             Arch::V4(_) => return unsafe { with_avx512(self) },
             // SAFETY: as above.
             Arch::V3(_) if is_x86_feature_detected!("f16c") => return unsafe { with_avx2(self) },
@@ -358,6 +362,14 @@ unsafe fn add_column<L: Lanes, const V: usize, const T: usize>(
 unsafe fn with_avx512(rows: Rows<'_>) {
     // SAFETY: by the caller.
     unsafe { rows.all_tokens::<Avx512, 3, 3, 1>() };
+}
+
+/// For eight tokens and more, apart so that fewer tokens' registers are not short of what these need.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
+unsafe fn many_with_avx512(rows: Rows<'_>) {
+    // SAFETY: by the caller.
+    unsafe { rows.all_tokens::<Avx512, 3, 3, 3>() };
 }
 
 #[cfg(target_arch = "x86_64")]
