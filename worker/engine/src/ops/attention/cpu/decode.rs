@@ -8,6 +8,7 @@ use super::{super::Heads, Head};
 use crate::device::{
     Activations, LANES,
     math::{dispatch, exp},
+    tile::prefetch_far,
 };
 
 /// One head's output `o` `[dim]` from its query `q` `[dim]` over the tokens `seen` of `k` and `v`.
@@ -63,6 +64,9 @@ impl WithSimd for AttendOne<'_> {
 /// Features whose sums are taken side by side.
 const FEATURES: usize = 4;
 
+/// Values of a cache line.
+const LINE: usize = 16;
+
 impl AttendOne<'_> {
     /// With `R` registers for a block of tokens.
     #[inline(always)]
@@ -74,28 +78,46 @@ impl AttendOne<'_> {
             let (scores, _) = S::as_mut_simd_f32s(scores);
             let (keys, _) = S::as_simd_f32s(self.k.block(first + block));
             let (keys, _) = keys.as_chunks::<R>();
-            // Even and odd features apart; heads have whole pairs of them.
-            let (mut even, mut odd) = ([zero; R], [zero; R]);
-            let (pairs, _) = keys.as_chunks::<2>();
-            let (queries, _) = self.q.as_chunks::<2>();
-            for (keys, q) in pairs.iter().zip(queries) {
-                let q = [simd.splat_f32s(q[0]), simd.splat_f32s(q[1])];
-                for r in 0..R {
-                    even[r] = simd.mul_add_f32s(q[0], keys[0][r], even[r]);
-                    odd[r] = simd.mul_add_f32s(q[1], keys[1][r], odd[r]);
+            let (runs, rest) = keys.as_chunks::<FEATURES>();
+            let (queries, last) = self.q.as_chunks::<FEATURES>();
+            let mut sums = [[zero; R]; FEATURES];
+            for (run, (keys, q)) in runs.iter().zip(queries).enumerate() {
+                // The values are needed next, and lie where nothing has looked yet.
+                let values = self.v.block(first + block)[run * FEATURES * LANES..].as_ptr();
+                for line in 0..FEATURES * LANES / LINE {
+                    prefetch_far(values.wrapping_add(line * LINE));
+                }
+                for f in 0..FEATURES {
+                    let q = simd.splat_f32s(q[f]);
+                    for r in 0..R {
+                        sums[f][r] = simd.mul_add_f32s(q, keys[f][r], sums[f][r]);
+                    }
                 }
             }
-            for ((score, even), odd) in scores.iter_mut().zip(even).zip(odd) {
-                *score = simd.mul_f32s(simd.add_f32s(even, odd), scale);
+            for (keys, q) in rest.iter().zip(last) {
+                let q = simd.splat_f32s(*q);
+                for r in 0..R {
+                    sums[0][r] = simd.mul_add_f32s(q, keys[r], sums[0][r]);
+                }
+            }
+            for (r, score) in scores.iter_mut().enumerate() {
+                let (a, b) = (sums[0][r], sums[1][r]);
+                let (c, d) = (sums[2][r], sums[3][r]);
+                let sum = simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d));
+                *score = simd.mul_f32s(sum, scale);
             }
         }
         let seen = self.seen.start - first * LANES..self.seen.end - first * LANES;
-        let maximum = self.scores[seen.clone()]
+        self.scores[..seen.start].fill(f32::NEG_INFINITY);
+        self.scores[seen.end..].fill(f32::NEG_INFINITY);
+        let (scores, _) = S::as_mut_simd_f32s(self.scores);
+        let lowest = simd.splat_f32s(f32::NEG_INFINITY);
+        let maximum = scores
             .iter()
-            .copied()
-            .fold(f32::NEG_INFINITY, f32::max);
-        for score in S::as_mut_simd_f32s(self.scores).0 {
-            *score = exp(simd, simd.sub_f32s(*score, simd.splat_f32s(maximum)));
+            .fold(lowest, |most, score| simd.max_f32s(most, *score));
+        let maximum = simd.splat_f32s(simd.reduce_max_f32s(maximum));
+        for score in scores {
+            *score = exp(simd, simd.sub_f32s(*score, maximum));
         }
         self.scores[..seen.start].fill(0.0);
         self.scores[seen.end..].fill(0.0);
@@ -107,18 +129,19 @@ impl AttendOne<'_> {
         let (scores, _) = scores.as_chunks::<R>();
         let (o, o_tail) = self.o.as_chunks_mut::<FEATURES>();
         for (features, o) in o.iter_mut().enumerate() {
-            let mut sums = [zero; FEATURES];
+            let mut sums = [[zero; R]; FEATURES];
             for (block, scores) in scores.iter().enumerate() {
                 let values = &self.v.block(first + block)[features * FEATURES * LANES..];
                 let (values, _) = S::as_simd_f32s(&values[..FEATURES * LANES]);
                 let (values, _) = values.as_chunks::<R>();
-                for (f, sum) in sums.iter_mut().enumerate() {
+                for (sums, values) in sums.iter_mut().zip(values) {
                     for r in 0..R {
-                        *sum = simd.mul_add_f32s(values[f][r], scores[r], *sum);
+                        sums[r] = simd.mul_add_f32s(values[r], scores[r], sums[r]);
                     }
                 }
             }
-            for (o, sum) in o.iter_mut().zip(sums) {
+            for (o, sums) in o.iter_mut().zip(sums) {
+                let sum = sums.iter().fold(zero, |all, sum| simd.add_f32s(all, *sum));
                 *o = simd.reduce_sum_f32s(sum) * inverse;
             }
         }
