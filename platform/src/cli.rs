@@ -62,7 +62,7 @@ pub struct Common {
     /// Address of the platform; else that of the last login, else http://127.0.0.1:8080.
     #[arg(long, global = true, env = "TRAINYARD_PLATFORM", value_name = "URL")]
     platform: Option<url::Url>,
-    /// Print results as JSON, one object a line.
+    /// Print results as JSON, one object a line; a list is one object with its items.
     #[arg(long, global = true)]
     json: bool,
 }

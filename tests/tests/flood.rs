@@ -1,6 +1,8 @@
 //! Memory and service while peers flood or do not read.
 
 use serde_json::json;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 use trainyard_tests::scripted_worker::open;
 use trainyard_tests::{Platform, ScriptedWorker, Socket, dataset, eventually};
@@ -89,4 +91,57 @@ async fn g032_memory_stays_bounded_while_dashboards_do_not_read_and_updates_pour
         worker.heartbeat("training").await;
     }
     drop((asleep, strangers));
+}
+
+/// Those who send a message in fragments without end.
+const SENDERS: usize = 8;
+const MAX_GROWTH_OF_FRAGMENTS_MIB: u64 = 10;
+/// Who may send for so long may send for ever.
+const NO_END: Duration = Duration::from_secs(60);
+
+/// A message in empty fragments without end costs no memory, and its sender the connection.
+#[tokio::test]
+async fn g030_memory_stays_flat_under_fragments_without_end() {
+    let platform = Platform::start_with(&[("LOG", "warn")]).await;
+    let admin = platform.admin().await;
+    // What a connection needs is there before.
+    send_fragments(platform.address());
+    let before = platform.process().peak_memory_mib();
+    let senders: Vec<_> = (0..SENDERS)
+        .map(|_| {
+            let address = platform.address().to_owned();
+            std::thread::spawn(move || send_fragments(&address))
+        })
+        .collect();
+    for sender in senders {
+        sender.join().expect("the sender is cut off");
+    }
+    let growth = platform.process().peak_memory_mib().saturating_sub(before);
+    assert!(
+        growth < MAX_GROWTH_OF_FRAGMENTS_MIB,
+        "{growth} MiB more than before"
+    );
+    admin.get("/api/me").await.ok();
+}
+
+/// Sends a message in empty fragments until the connection ends.
+fn send_fragments(address: &str) {
+    let mut socket = TcpStream::connect(address).expect("the platform is there");
+    let head = format!(
+        "GET /ws/worker?worker_uuid={} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+         Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        Uuid::new_v4()
+    );
+    socket.write_all(head.as_bytes()).expect("it is taken");
+    let mut answer = [0; 12];
+    socket.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"HTTP/1.1 101");
+    // Text, not the last fragment, one byte; then continuations of none. All are masked with zeros.
+    let begun = socket.write_all(&[0x01, 0x81, 0, 0, 0, 0, b'x']);
+    begun.expect("it is taken");
+    let many = [0x00, 0x80, 0, 0, 0, 0].repeat(1_000);
+    let begun = Instant::now();
+    while socket.write_all(&many).is_ok() {
+        assert!(begun.elapsed() < NO_END, "fragments are read on and on");
+    }
 }

@@ -166,6 +166,69 @@ async fn g097_rounds_go_on_after_every_kill_and_published_bytes_never_change() {
     }
 }
 
+/// Rows that take a while to be packed.
+const ROWS: usize = 3_000;
+/// A session is given up whose making breaks the platform off three times.
+const KILLS_WHILE_PACKING: usize = 2;
+
+/// Whoever is killed while shards are packed packs them anew, and what volunteers get is what they would have got.
+#[tokio::test]
+async fn shards_are_whole_after_kills_while_they_were_packed() {
+    let (mut platform, _model) = platform_with_model().await;
+    let admin = platform.admin().await;
+    let text = "the yard foreman counts the cars once more ".repeat(20);
+    let rows: String = (0..ROWS)
+        .map(|number| json!({"text": format!("{number} {text}")}).to_string() + "\n")
+        .collect();
+    let data = admin.dataset("book", &rows).await;
+    let more = json!({"dataset_id": data, "n_parca": 3});
+    open(&admin, "untouched", more.clone()).await;
+    let untouched = shards(&platform, "untouched").await;
+
+    let mut body = json!({"name": "killed", "base_model": TINY_MODEL_ID, "tur_zaman_asimi": 0});
+    let fields = more.as_object().expect("an object").clone();
+    body.as_object_mut().expect("an object").extend(fields);
+    let made = admin.post("/api/coordinators", body).await.ok();
+    let path = format!("/api/coordinators/{}", made["id"]);
+    let packed = platform
+        .data_dir()
+        .join(format!("storage/federated/{}/shards", made["id"]));
+    for kill in 0..KILLS_WHILE_PACKING {
+        platform.crash().await;
+        let finished = packed.read_dir().map_or(0, Iterator::count);
+        assert!(finished < 3, "kill {kill} came too late");
+        platform.restart().await;
+        let shown = platform.admin().await.get(&path).await.ok();
+        assert_eq!(shown["status"], "preparing", "{shown}");
+    }
+    let admin = platform.admin().await;
+    eventually("an open session", async || {
+        let shown = admin.get(&path).await.ok();
+        assert_ne!(shown["status"], "failed", "{shown}");
+        (shown["status"] == "open").then_some(())
+    })
+    .await;
+    assert!(shards(&platform, "killed").await == untouched);
+    let left = platform.data_dir().join("scratch").read_dir();
+    assert_eq!(left.expect("a folder").count(), 0);
+}
+
+/// The shards of a session as three volunteers get them, each with the digest of its task.
+async fn shards(platform: &Platform, name: &str) -> Vec<Vec<u8>> {
+    let volunteer = Volunteer::of(platform, name);
+    let mut shards = Vec::new();
+    for worker in ["ali", "veli", "ece"] {
+        let task = volunteer.json(&format!("/gorev?isci={worker}")).await;
+        let task = task.expect("a task");
+        let url = format!("{}/veri?parca={}", volunteer.base, task["parca"]);
+        let body = volunteer.http.get(url).send().await.expect("an answer");
+        let body = body.bytes().await.expect("a shard").to_vec();
+        assert_eq!(task["veri_sha256"], sha256(&body));
+        shards.push(body);
+    }
+    shards
+}
+
 /// Bodies without end and header lengths beyond all memory cost no memory.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

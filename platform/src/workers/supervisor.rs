@@ -182,7 +182,8 @@ impl Supervisor {
                 }
                 FleetEffect::TellJob(worker, job, news) => self.tell(worker, job, news),
                 FleetEffect::StopForeignSession(worker, session_id) => {
-                    tracing::warn!(worker.id = %worker, session.id = %session_id, "worker takes part in a session that is not its own");
+                    // Most often one that has just ended, of which the worker has not heard yet.
+                    tracing::info!(worker.id = %worker, session.id = %session_id, "worker is told that it is in no such session");
                     let stop = StopFederatedTraining { session_id };
                     let stop = ToWorker::StopFederatedTraining(stop).encode();
                     effects.extend(self.deliver(worker, stop.into()));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use chrono::NaiveTime;
+
 use crate::engine::trainer::{LogLevel, StepReport};
 
 /// Something that happened.
@@ -122,7 +124,10 @@ pub enum WaitReason {
     /// The machine's owner has paused it.
     Paused,
     /// It is outside the hours.
-    OutsideHours,
+    OutsideHours {
+        /// When they begin, in the machine's own time.
+        until: NaiveTime,
+    },
     /// The machine is in use.
     MachineInUse,
     /// Something failed that may pass.

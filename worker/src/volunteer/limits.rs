@@ -79,6 +79,16 @@ impl Hours {
             false => minute >= from || minute < to,
         })
     }
+
+    /// When they next begin after that time.
+    pub fn next_after(&self, time: NaiveTime) -> NaiveTime {
+        let minute = time.num_seconds_from_midnight() / 60;
+        let next = self.0.iter().map(|[from, _]| *from);
+        // There is always a part.
+        let next = next.min_by_key(|from| (from + DAY - minute - 1) % DAY);
+        let seconds = next.unwrap_or(0) * 60;
+        NaiveTime::from_num_seconds_from_midnight_opt(seconds, 0).unwrap_or(time)
+    }
 }
 
 impl FromStr for Hours {
@@ -210,11 +220,10 @@ impl Gate {
         if pause.is_on() {
             return Some(WaitReason::Paused);
         }
-        if hours
-            .as_ref()
-            .is_some_and(|hours| !hours.contain(Local::now().time()))
-        {
-            return Some(WaitReason::OutsideHours);
+        let now = Local::now().time();
+        if let Some(hours) = hours.as_ref().filter(|hours| !hours.contain(now)) {
+            let until = hours.next_after(now);
+            return Some(WaitReason::OutsideHours { until });
         }
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         (*only_when_idle && watch.is_in_use()).then_some(WaitReason::MachineInUse)
@@ -250,6 +259,14 @@ mod tests {
         assert!(contain("12:30-13,22-6", "12:45") && contain("12:30-13,22-6", "3:00"));
         assert!(!contain("12:30-13,22-6", "12:15"));
         assert!(contain("18-24", "23:59") && !contain("18-24", "0:00"));
+        let next = |time: &str| {
+            let hours: Hours = "12:30-13,22-6".parse().unwrap();
+            let next = hours.next_after(NaiveTime::parse_from_str(time, "%H:%M").unwrap());
+            next.format("%H:%M").to_string()
+        };
+        assert_eq!(next("12:15"), "12:30");
+        assert_eq!(next("13:00"), "22:00");
+        assert_eq!(next("6:00"), "12:30");
         for wrong in ["", "22", "22-", "25-6", "22:60-6", "a-b", "22-6,"] {
             assert!(wrong.parse::<Hours>().is_err(), "{wrong}");
         }

@@ -164,7 +164,9 @@ fn why(reason: &WaitReason) -> String {
             format!("round {} is over; the next one is waited for", round + 1)
         }
         WaitReason::Paused => "paused".to_owned(),
-        WaitReason::OutsideHours => "outside the hours".to_owned(),
+        WaitReason::OutsideHours { until } => {
+            format!("outside the hours, until {}", until.format("%H:%M"))
+        }
         WaitReason::MachineInUse => "the machine is in use".to_owned(),
         WaitReason::Fault(reason) => reason.clone(),
     }
@@ -224,7 +226,7 @@ fn as_json(event: &VolunteerEvent) -> Value {
                 WaitReason::RoundOpen { .. } => "round_open",
                 WaitReason::RoundOver { .. } => "round_over",
                 WaitReason::Paused => "paused",
-                WaitReason::OutsideHours => "outside_hours",
+                WaitReason::OutsideHours { .. } => "outside_hours",
                 WaitReason::MachineInUse => "machine_in_use",
                 WaitReason::Fault(_) => "fault",
             };
