@@ -167,7 +167,7 @@ async fn g097_rounds_go_on_after_every_kill_and_published_bytes_never_change() {
 }
 
 /// Rows that take a while to be packed.
-const ROWS: usize = 3_000;
+const ROWS: usize = 800;
 /// A session is given up whose making breaks the platform off three times.
 const KILLS_WHILE_PACKING: usize = 2;
 
@@ -194,6 +194,17 @@ async fn shards_are_whole_after_kills_while_they_were_packed() {
         .data_dir()
         .join(format!("storage/federated/{}/shards", made["id"]));
     for kill in 0..KILLS_WHILE_PACKING {
+        let scratch = platform.data_dir().join("scratch");
+        eventually("tokens to be written", async || {
+            let files = scratch.read_dir().ok()?.flatten();
+            let files = files.filter_map(|folder| folder.path().read_dir().ok());
+            let mut sizes = files
+                .flatten()
+                .flatten()
+                .filter_map(|file| file.metadata().ok());
+            sizes.any(|of| of.len() > 0).then_some(())
+        })
+        .await;
         platform.crash().await;
         let finished = packed.read_dir().map_or(0, Iterator::count);
         assert!(finished < 3, "kill {kill} came too late");
