@@ -155,3 +155,53 @@ fn a_pair_is_the_same_bits_within_its_products_tasks_and_apart_from_them() {
     let y = Activations::new(&y, rows).to_rows(tokens);
     assert_close("y", &y, &expected, 1e-6 * depth as f64);
 }
+
+#[test]
+fn sums_of_several_weights_and_pairs_agree_with_their_definition_beyond_what_is_done_at_once() {
+    let (tokens, rows) = (67 * LANES - 5, 2370);
+    let depths = [(70, false), (1600, true), (5, false), (16, true)];
+    let start = values(9, tokens * rows);
+    let sides = depths.map(|(depth, _)| {
+        let seed = depth as u64;
+        (values(seed, tokens * depth), values(seed + 1, rows * depth))
+    });
+    let weights: Vec<WeightMatrix> = depths[..2]
+        .iter()
+        .zip(&sides)
+        .map(|(&(depth, is_transposed), (_, w))| match is_transposed {
+            false => WeightMatrix::from_f32(w, rows, depth).unwrap(),
+            true => WeightMatrix::from_f32(&transposed(w, depth), depth, rows).unwrap(),
+        })
+        .collect();
+    let last = transposed(&sides[3].1, depths[3].0);
+    let matrices = [
+        Matrix::Weight(&weights[0]),
+        Matrix::WeightTransposed(&weights[1]),
+        Matrix::Rows(&sides[2].1, depths[2].0),
+        Matrix::RowsTransposed(&last, rows),
+    ];
+    let inputs = sides.each_ref().map(|(x, _)| blocks(x, tokens));
+    let mut products = ProductList::new();
+    for ((matrix, input), (depth, _)) in matrices.into_iter().zip(&inputs).zip(depths) {
+        products.push(matrix, Activations::new(input, depth));
+    }
+    let mut y = blocks(&start, tokens);
+    let before = y.clone();
+    multiply(
+        &mut ActivationsMut::new(&mut y, rows),
+        Start::From(Activations::new(&before, rows)),
+        products.as_slice(),
+        1.0,
+    );
+    let y = Activations::new(&y, rows).to_rows(tokens);
+    for at in (0..tokens * rows).step_by(7919).chain([tokens * rows - 1]) {
+        let (token, row) = (at / rows, at % rows);
+        let mut expected = f64::from(start[at]);
+        for ((x, w), (depth, _)) in sides.iter().zip(depths) {
+            let (x, w) = (&x[token * depth..][..depth], &w[row * depth..][..depth]);
+            expected += reference(x, w, depth)[0];
+        }
+        let error = (f64::from(y[at]) - expected).abs();
+        assert!(error < 1e-4, "{token}, {row}: {} for {expected}", y[at]);
+    }
+}
