@@ -169,10 +169,7 @@ impl Standing {
             deadline: workers
                 .deadline()
                 .map(|deadline| Utc::now() + deadline.since(now)),
-            waiting_because: match live.rounds.phase() {
-                Phase::Merging => live.trouble.clone().or_else(|| workers.waiting_because()),
-                _ => workers.waiting_because(),
-            },
+            waiting_because: live.trouble.clone().or_else(|| workers.waiting_because()),
             workers,
         }
     }

@@ -384,7 +384,10 @@ impl RoundActor {
                 return Some((Event::Merged { round }, Written::Merged(Box::new(outcome))));
             }
             Err(MergeFailure::Unusable(participants)) => return without(participants),
-            Err(MergeFailure::Unreadable { participants, .. }) if tries >= TRIES_TO_READ => {
+            // A mean is the only one of its round: it is waited for.
+            Err(MergeFailure::Unreadable { participants, .. })
+                if tries >= TRIES_TO_READ && participants.len() == 1 =>
+            {
                 return without(participants);
             }
             Err(MergeFailure::Unreadable { participants, why }) => {
@@ -397,7 +400,7 @@ impl RoundActor {
             Err(MergeFailure::Trouble(trouble)) => trouble,
         };
         tracing::error!(session.id = %self.id(), round, error = trouble, "the round is merged later");
-        self.session.update(|live| live.trouble = Some(trouble));
+        self.session.hinder(trouble);
         self.publish(false, context);
         self.try_merge_again(context);
         None
@@ -552,7 +555,7 @@ impl Handler<MergeEnded> for RoundActor {
             }
             Err(error) => {
                 tracing::error!(session.id = %act.id(), round = closed, %error, "the round is merged again");
-                act.session.update(|live| live.trouble = Some(error.to_string()));
+                act.session.hinder(error.to_string());
                 act.try_merge_again(context);
             }
         })))

@@ -193,6 +193,16 @@ impl Session {
         is_news
     }
 
+    /// Says what keeps the round from being merged; gives whether that is news.
+    pub fn hinder(&self, trouble: String) -> bool {
+        let mut is_news = false;
+        self.update(|live| {
+            is_news = live.trouble.as_ref() != Some(&trouble);
+            live.trouble = Some(trouble);
+        });
+        is_news
+    }
+
     /// Its actor has written down and made a change.
     pub(super) fn update(&self, change: impl FnOnce(&mut Live)) {
         let mut live = self

@@ -21,6 +21,7 @@ use crate::federated::state::masking::{Summand, ToSum, Unread};
 use crate::federated::store;
 use crate::rounds;
 use crate::rounds::actor::Trouble;
+use crate::rounds::news;
 use crate::rounds::session::{Contribution, OfferedMean, Session as Rounds, SubmitError};
 use crate::rounds::state::Event as RoundEvent;
 use crate::storage::StoredObject;
@@ -250,6 +251,10 @@ impl Turn {
     async fn waits(&self, why: &dyn Display) -> bool {
         let id = self.rounds.id();
         tracing::error!(session.id = %id, error = %why, "the sum of results has to wait");
+        let trouble = format!("the sum of the results has to wait: {why}");
+        if self.rounds.hinder(trouble) {
+            news::publish(&self.actors, &self.rounds, false).await;
+        }
         tokio::time::sleep(RETRY_DELAY).await;
         let found = self.actors.federated.find(id);
         found.is_some_and(|found| {

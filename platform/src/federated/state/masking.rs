@@ -15,6 +15,7 @@
 //! written down before, there is no other sum of the round: where that one comes to nothing, the round closes without a
 //! change.
 
+mod accusations;
 mod attempt;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ use trainyard_shared::message::ShareTo;
 use super::Effect;
 use crate::clock::Moment;
 
+use accusations::Accusations;
 use attempt::Next;
 pub use attempt::{Attempt, Stage};
 
@@ -171,6 +173,7 @@ pub struct Masking {
     is_closing: bool,
     /// Who has sent a masked change that shares were asked for, in an attempt that came to nothing.
     exposed: Vec<WorkerId>,
+    accusations: Accusations,
 }
 
 /// Who is to blame that an attempt does not go on well, and why, for a person.
@@ -190,6 +193,7 @@ impl Masking {
             is_spent,
             is_closing: false,
             exposed: Vec::new(),
+            accusations: Accusations::default(),
         }
     }
 
@@ -218,6 +222,11 @@ impl Masking {
             )),
             (None, None) => None,
         }
+    }
+
+    /// Who says that it cannot use whose shares.
+    pub(super) fn accusations(&self) -> impl Iterator<Item = (WorkerId, WorkerId)> + '_ {
+        self.accusations.iter()
     }
 
     /// When time changes something.
@@ -283,8 +292,7 @@ impl Masking {
     pub fn judge(&self, worker: WorkerId, attempt: u64, said: &Said) -> Judgement {
         match &self.attempt {
             Some(under_way) if under_way.id() == attempt => under_way.judge(worker, said),
-            // One that was not made yet was not asked for.
-            _ if attempt >= self.next => Judgement::Wrong(format!("there is no attempt {attempt}")),
+            // One that is over, also of before a restart.
             _ => Judgement::Ignored,
         }
     }
@@ -301,9 +309,15 @@ impl Masking {
     pub(super) fn take(&mut self, worker: WorkerId, attempt: u64, said: Said) -> Blamed {
         let counts = self.judge(worker, attempt, &said) == Judgement::Counts;
         match self.attempt.as_mut().filter(|_| counts) {
-            Some(under_way) => under_way.take(worker, said),
+            Some(under_way) => under_way.take(worker, said, &mut self.accusations),
             None => Blamed::new(),
         }
+    }
+
+    /// A worker takes no part in the session any more.
+    pub(super) fn left(&mut self, worker: WorkerId) {
+        self.lost(worker);
+        self.accusations.forget(worker);
     }
 
     /// A worker is not there any more, or not to be relied on. What it has sent is as good as before.

@@ -196,7 +196,14 @@ impl Session {
         if let Some(masking) = &mut self.masking {
             masking.lost(worker);
         }
-        self.failed(worker, error, now, effects);
+        if self.members.contains_key(&worker) {
+            return self.failed(worker, error, now, effects);
+        }
+        // That it has left in the meantime does not help it.
+        if self.knows(worker) {
+            self.failures.add(worker, error);
+            effects.push(Effect::NoteFailures(worker));
+        }
     }
 
     pub(super) fn opened(
@@ -281,6 +288,9 @@ impl Session {
     /// The session is over for a worker.
     fn dismiss(&mut self, worker: WorkerId, effects: &mut Vec<Effect>) {
         self.members.remove(&worker);
+        if let Some(masking) = &mut self.masking {
+            masking.left(worker);
+        }
         effects.push(Effect::Leave(worker));
         effects.push(Effect::Stop(worker));
         effects.push(Effect::Release(worker));

@@ -18,6 +18,13 @@ impl Session {
                 reason.push_str(&format!("; worker {worker} failed: {error}"));
             }
         }
+        for (accuser, accused) in masking.iter().flat_map(|masking| masking.accusations()) {
+            if self.members.contains_key(&accuser) && self.members.contains_key(&accused) {
+                reason.push_str(&format!(
+                    "; worker {accuser} cannot use the shares of worker {accused}"
+                ));
+            }
+        }
         for (worker, error) in self.failures.barred() {
             reason.push_str(&format!("; worker {worker} failed too often: {error}"));
         }

@@ -13,6 +13,8 @@ struct Masked {
     worker: TestWorker,
     start: Value,
     asked: Value,
+    /// That its result was trained on.
+    examples: u64,
 }
 
 impl Masked {
@@ -52,7 +54,7 @@ impl Masked {
     }
 
     async fn trained(&mut self) {
-        let more = json!({"num_examples": 4, "steps": 5});
+        let more = json!({"num_examples": self.examples, "steps": 5});
         self.takes("round_trained", more).await;
     }
 
@@ -103,7 +105,7 @@ impl Masked {
         let put = platform.client.put(upload["url"].as_str().unwrap());
         assert_eq!(put.body(file.clone()).send().await.unwrap().status(), 200);
         let more = json!({
-            "num_examples": 4, "steps": 5, "key": upload["key"], "sha256": sha256(&file), "size_bytes": file.len()
+            "num_examples": self.examples, "steps": 5, "key": upload["key"], "sha256": sha256(&file), "size_bytes": file.len()
         });
         self.says("federated_update", more).await
     }
@@ -131,6 +133,15 @@ fn masked(masking: &Masking, values: usize, change: f64, loss: f64) -> Vec<u8> {
 
 /// A session that three workers take part in together, which have trained its first round, and the round's weights.
 async fn three(platform: &Platform, more: Value) -> (i64, [Masked; 3], Vec<u8>) {
+    three_with([4; 3], platform, more).await
+}
+
+/// The same with so many examples of each.
+async fn three_with(
+    examples: [u64; 3],
+    platform: &Platform,
+    more: Value,
+) -> (i64, [Masked; 3], Vec<u8>) {
     let admin = platform.admin().await;
     let mut workers = Vec::new();
     for _ in 0..3 {
@@ -149,12 +160,13 @@ async fn three(platform: &Platform, more: Value) -> (i64, [Masked; 3], Vec<u8>) 
     }
     let id = open(&admin, body).await;
     let mut all = Vec::new();
-    for mut worker in workers {
+    for (mut worker, examples) in workers.into_iter().zip(examples) {
         let start = worker.socket.receive("start_federated_training").await;
         all.push(Masked {
             worker,
             start,
             asked: Value::Null,
+            examples,
         });
     }
     let url = all[0].start["data"]["global_weights"]["download_url"].clone();
@@ -321,6 +333,70 @@ async fn assert_unchanged(admin: &Session<'_>, id: i64, weights: &[u8]) {
     );
     let digest = final_digest(admin, id).await;
     assert_eq!(digest, Some(sha256(weights)));
+}
+
+#[actix_web::test]
+async fn what_keeps_a_sum_from_being_stored_or_read_is_told_and_waited_for() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let (id, mut all, weights) = three(&platform, json!({})).await;
+    let count = values(&weights).len();
+    let file = |_, masking: &Masking| masked(masking, count, 1.0, 2.0);
+    let mut masking = send_all(&platform, &mut all, file).await;
+    let rounds = platform
+        .folder
+        .path()
+        .join(format!("storage/federated/{id}/rounds"));
+    // Files where folders are to be.
+    let (updates, next) = (rounds.join("0/updates"), rounds.join("1"));
+    std::fs::write(&updates, "").unwrap();
+    std::fs::write(&next, "").unwrap();
+    for (one, masking) in all.iter_mut().zip(&mut masking) {
+        one.reveals(masking).await;
+    }
+    let waits = async |is_so: &dyn Fn(&str) -> bool| {
+        shown(&admin, id, |shown| {
+            shown["waiting_because"].as_str().is_some_and(is_so)
+        })
+        .await
+    };
+    let is_of_sum = |reason: &str| reason.starts_with("the sum of the results has to wait: ");
+    waits(&is_of_sum).await;
+    std::fs::remove_file(&updates).unwrap();
+    // The mean is there, and what is merged cannot be stored.
+    waits(&|reason| !is_of_sum(reason) && reason.contains("the object store: ")).await;
+    let mean = std::fs::read_dir(&updates).unwrap().next().unwrap();
+    let (mean, elsewhere) = (mean.unwrap().path(), rounds.join("elsewhere"));
+    std::fs::rename(&mean, &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &mean).unwrap();
+    waits(&|reason| reason.contains("cannot be read")).await;
+    std::fs::remove_file(&next).unwrap();
+    std::fs::rename(&elsewhere, &mean).unwrap();
+    shown(&admin, id, |shown| shown["status"] == "finished").await;
+    let digest = final_digest(&admin, id).await;
+    assert_eq!(digest, Some(sha256(&shifted(&weights, 1.0))));
+}
+
+#[actix_web::test]
+async fn masked_results_weigh_as_much_as_the_examples_that_each_was_trained_on() {
+    let (platform, _models) = platform(QUIET).await;
+    let admin = platform.admin().await;
+    let more = json!({"aggregation": "weighted_mean"});
+    let (id, mut all, weights) = three_with([4, 2, 2], &platform, more).await;
+    let count = values(&weights).len();
+    // What a worker multiplies its change with.
+    let parts = [1.0, 0.5, 0.5];
+    let changes = [1.0, 3.0, 5.0];
+    let file =
+        |i: usize, masking: &Masking| masked(masking, count, changes[i] * parts[i], 2.0 * parts[i]);
+    let mut masking = send_all(&platform, &mut all, file).await;
+    for (one, masking) in all.iter_mut().zip(&mut masking) {
+        one.reveals(masking).await;
+    }
+    shown(&admin, id, |shown| shown["status"] == "finished").await;
+    // (4 x 1 + 2 x 3 + 2 x 5) / 8
+    let digest = final_digest(&admin, id).await;
+    assert_eq!(digest, Some(sha256(&shifted(&weights, 2.5))));
 }
 
 #[actix_web::test]

@@ -7,7 +7,7 @@ use trainyard_privacy::secure::{MOST_PARTICIPANTS, Number, PublicKeys, Revealed,
 use trainyard_shared::ids::WorkerId;
 use trainyard_shared::message::{MaskingKeys, ShareFrom, ShareTo};
 
-use super::{Ask, Blamed, Judgement, Rules, Said, Summand, ToSum, Upload};
+use super::{Accusations, Ask, Blamed, Judgement, Rules, Said, Summand, ToSum, Upload};
 use crate::clock::Moment;
 use crate::federated::state::Effect;
 
@@ -73,8 +73,6 @@ pub struct Attempt {
     misread: Option<(String, Option<Number>)>,
     /// Those that nothing more is expected of.
     gone: BTreeSet<WorkerId>,
-    /// Whose shares cannot be used, by whom.
-    accused: BTreeMap<WorkerId, BTreeSet<WorkerId>>,
     /// Those that have answered what could not be taken in.
     put_off: BTreeSet<WorkerId>,
 }
@@ -98,7 +96,6 @@ impl Attempt {
             read_with: 0,
             misread: None,
             gone: BTreeSet::new(),
-            accused: BTreeMap::new(),
             put_off: BTreeSet::new(),
         }
     }
@@ -351,7 +348,12 @@ impl Attempt {
     }
 
     /// Takes in what counts. Gives who is to blame that the attempt goes on without it.
-    pub(super) fn take(&mut self, worker: WorkerId, said: Said) -> Blamed {
+    pub(super) fn take(
+        &mut self,
+        worker: WorkerId,
+        said: Said,
+        accusations: &mut Accusations,
+    ) -> Blamed {
         let mut blamed = Blamed::new();
         match said {
             Said::Keys(keys) => _ = self.keys.insert(worker, keys),
@@ -360,27 +362,30 @@ impl Attempt {
             Said::Revealed(revealed) => _ = self.revealed.insert(worker, revealed),
             Said::Broken { error, because_of } => {
                 self.gone.insert(worker);
-                if let Some(accused) = because_of.and_then(|of| self.accuse(worker, of)) {
-                    blamed.push((accused, "the others cannot use its shares".to_owned()));
+                let Some(accused) = because_of.and_then(|of| self.accused_by(worker, of)) else {
+                    blamed.push((worker, format!("it cannot mask its result: {error}")));
+                    return blamed;
+                };
+                match accusations.add(worker, accused, self.members.len() - 1) {
+                    Some(guilty) if guilty == accused => {
+                        self.gone.insert(accused);
+                        blamed.push((accused, "the others cannot use its shares".to_owned()));
+                    }
+                    Some(guilty) => {
+                        let why = "it cannot use the shares of most others".to_owned();
+                        blamed.push((guilty, why));
+                    }
+                    None => {}
                 }
-                blamed.push((worker, format!("it cannot mask its result: {error}")));
             }
         }
         blamed
     }
 
-    /// A worker cannot use another's shares. Gives that one where most of the others say so; it is out then.
-    fn accuse(&mut self, worker: WorkerId, of: Number) -> Option<WorkerId> {
-        // Whoever is no member has got no shares.
+    /// Whom a member accuses; whoever is no member has got no shares.
+    fn accused_by(&self, worker: WorkerId, of: Number) -> Option<WorkerId> {
         self.number(worker)?;
-        let accused = self.worker(of).filter(|one| *one != worker)?;
-        let by = self.accused.entry(accused).or_default();
-        by.insert(worker);
-        let is_sure = 2 * by.len() > self.members.len() - 1;
-        is_sure.then(|| {
-            self.gone.insert(accused);
-            accused
-        })
+        self.worker(of).filter(|accused| *accused != worker)
     }
 
     pub(super) fn lost(&mut self, worker: WorkerId) {

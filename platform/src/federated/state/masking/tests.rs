@@ -341,8 +341,8 @@ fn with_too_few_left_another_attempt_begins_with_other_keys_and_says_why() {
     let said = Said::Uploaded(upload(id(1)));
     let masking = round.session.masking().unwrap();
     assert_eq!(masking.judge(id(1), first, &said), Judgement::Ignored);
-    let judged = masking.judge(id(1), first + 2, &said);
-    assert!(matches!(judged, Judgement::Wrong(_)), "{judged:?}");
+    // Numbers are drawn afresh at a restart: one of before may be higher than any that is known.
+    assert_eq!(masking.judge(id(1), first + 2, &said), Judgement::Ignored);
 }
 
 /// Lets those that have failed say again that they hold a result, once they are asked.
