@@ -134,7 +134,7 @@ impl Sessions {
             cell(session, "/id"),
             cell(session, "/status")
         );
-        match (over, session["status"] == "failed") {
+        match (over, session["model"].is_null()) {
             (0, true) => words.push_str(", before its first round was over"),
             _ => words.push_str(&format!(" after {over} of {all} rounds")),
         }

@@ -40,7 +40,7 @@ pub struct SessionView {
     config: Map<String, Value>,
     /// How many there are in all.
     rounds: u64,
-    /// The round that is open, from 1; the last one once it has finished; 0 where it failed before the first.
+    /// The round that is open, from 1; the last one once it has finished; 0 where it ended before the first.
     round: u64,
     /// Results of that round that count.
     updates: u64,
@@ -185,10 +185,12 @@ impl SessionView {
         let status = row.status()?;
         let total = natural(row.total_rounds);
         let round = standing.map_or(natural(row.round), |standing| standing.round);
+        let has_begun = row.adapter_config.is_some();
         let has_model = matches!(status, SessionStatus::Finished | SessionStatus::Stopped)
+            && has_begun
             && row.error.is_none();
-        let shown_round = match (status, round) {
-            (SessionStatus::Failed, 0) => 0,
+        let shown_round = match (has_begun, row.ended_at) {
+            (false, Some(_)) => 0,
             _ => (round + 1).min(total),
         };
         let preparing = (status == SessionStatus::Preparing)
