@@ -8,16 +8,9 @@ use trainyard_shared::dataset::{Role, Turn};
 
 use super::ChatTemplate;
 use super::frames::frames;
+use super::places::{PLACEHOLDER, places};
 use crate::EngineError;
 use crate::tokenizer::{PlacedToken, Tokenizer};
-
-/// Frames what stands for an answer while its place is looked for; no text holds this code point.
-const EDGE: char = '\u{fdd1}';
-/// Stands for an answer while its place is looked for.
-const PLACEHOLDER: &str = "\u{fdd1}answer\u{fdd1}";
-
-/// Answers' indices, and where the rendered chat holds their contents, in bytes.
-type Places = Vec<(usize, Range<usize>)>;
 
 /// A model's tokenizer and chat template together.
 #[derive(Debug)]
@@ -140,7 +133,7 @@ impl Chat {
         let rendered = self.template.render(&turns, false)?;
         let tokens = self.tokenizer.encode_rendered(&rendered)?;
         let mut trained = vec![false; tokens.len()];
-        for (index, place) in self.places(&turns, &rendered)? {
+        for (index, place) in places(&self.template, &turns, &rendered, &is_trained)? {
             if is_trained(index) {
                 self.mark(&mut trained, &tokens, &rendered, place);
             }
@@ -159,93 +152,6 @@ impl Chat {
             },
         };
         turns.iter().map(protect).collect()
-    }
-
-    /// Where in `rendered` the content of each answer stands that the template renders, by the answer's index.
-    fn places(&self, turns: &[Turn], rendered: &str) -> Result<Places, EngineError> {
-        if let Some(places) = self.places_at_once(turns, rendered)? {
-            return Ok(places);
-        }
-        let mut places = Vec::new();
-        for index in answers(turns) {
-            let place = self.place_of(index, turns, rendered)?;
-            places.extend(place.map(|place| (index, place)));
-        }
-        Ok(places)
-    }
-
-    /// The places of all answers by rendering the chat once more with something else in the place of each. None where
-    /// the template does more with answers than trimming them.
-    fn places_at_once(
-        &self,
-        turns: &[Turn],
-        rendered: &str,
-    ) -> Result<Option<Places>, EngineError> {
-        let mut probe = turns.to_vec();
-        for index in answers(turns) {
-            probe[index].content = format!("{EDGE}{index}{EDGE}");
-        }
-        let probed = self.template.render(&probe, false)?;
-        let mut pieces = probed.split(EDGE);
-        let mut rest = rendered;
-        let Some(mut frame) = pieces.next() else {
-            return Ok(None);
-        };
-        let mut places = Vec::new();
-        for index in answers(turns) {
-            let (Some(number), Some(next)) = (pieces.next(), pieces.next()) else {
-                return Ok(None);
-            };
-            let Some(from_answer) = rest.strip_prefix(frame) else {
-                return Ok(None);
-            };
-            let content = turns[index].content.as_str();
-            let forms = [
-                content,
-                content.trim_end(),
-                content.trim_start(),
-                content.trim(),
-            ];
-            let behind = forms.into_iter().find_map(|form| {
-                let behind = from_answer.strip_prefix(form)?;
-                behind.starts_with(next).then_some(behind)
-            });
-            let Some(behind) = behind.filter(|_| number.parse() == Ok(index)) else {
-                return Ok(None);
-            };
-            let start = rendered.len() - from_answer.len();
-            places.push((index, start..rendered.len() - behind.len()));
-            (rest, frame) = (behind, next);
-        }
-        let is_whole = rest == frame && pieces.next().is_none();
-        Ok(is_whole.then_some(places))
-    }
-
-    /// Where in `rendered` a turn's content stands.
-    ///
-    /// Templates trim content, drop parts of it or wrap it, so it cannot simply be searched for. The
-    /// chat is rendered again with another content in its place: what comes before it and after it
-    /// stays the same.
-    fn place_of(
-        &self,
-        index: usize,
-        turns: &[Turn],
-        rendered: &str,
-    ) -> Result<Option<Range<usize>>, EngineError> {
-        let mut probe = turns.to_vec();
-        PLACEHOLDER.clone_into(&mut probe[index].content);
-        let probed = self.template.render(&probe, false)?;
-        let (Some(first), Some(last)) = (probed.find(PLACEHOLDER), probed.rfind(PLACEHOLDER))
-        else {
-            return Ok(None);
-        };
-        let after = &probed[last + PLACEHOLDER.len()..];
-        let Some(before_end) = rendered.strip_suffix(after) else {
-            return Ok(None);
-        };
-        let start = common_prefix(rendered, &probed[..first]);
-        // A start behind the end: the template leaves this turn out as it is (it may be empty).
-        Ok((start <= before_end.len()).then_some(start..before_end.len()))
     }
 
     /// Marks the tokens of the content at `place` and on to the token that ends the turn.
@@ -315,54 +221,7 @@ impl Chat {
     }
 }
 
-/// The indices of the turns that are answers.
-fn answers(turns: &[Turn]) -> impl Iterator<Item = usize> + '_ {
-    let is_answer = |(index, turn): (usize, &Turn)| (turn.role == Role::Assistant).then_some(index);
-    turns.iter().enumerate().filter_map(is_answer)
-}
-
 /// The index of the first token that ends behind byte `at`; tokens end in order.
 fn first_behind(tokens: &[PlacedToken], at: usize) -> usize {
     tokens.partition_point(|token| token.end <= at)
-}
-
-/// Bytes that both texts begin with, whole characters only.
-fn common_prefix(a: &str, b: &str) -> usize {
-    let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
-    same.map(|(character, _)| character.len_utf8()).sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use chrono::Local;
-
-    use super::*;
-    use crate::tokenizer::testing::bytes;
-
-    #[test]
-    fn answers_are_found_alike_at_once_and_one_by_one() {
-        let turn = |role, content: &str| Turn {
-            role,
-            content: content.to_owned(),
-        };
-        let turns: Vec<Turn> = (0..40)
-            .flat_map(|round| {
-                [
-                    turn(Role::User, "yes"),
-                    turn(Role::Assistant, &format!(" yes{}\n", round % 3)),
-                ]
-            })
-            .collect();
-        let trimming = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}";
-        for template in [None, Some(trimming)] {
-            let chat = Chat::new(bytes(), template, Local::now()).unwrap();
-            let rendered = chat.template.render(&turns, false).unwrap();
-            let at_once = chat.places_at_once(&turns, &rendered).unwrap().unwrap();
-            assert_eq!(at_once.len(), 40);
-            for (index, place) in at_once {
-                let alone = chat.place_of(index, &turns, &rendered).unwrap();
-                assert_eq!(alone, Some(place));
-            }
-        }
-    }
 }

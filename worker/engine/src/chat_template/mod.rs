@@ -15,6 +15,7 @@
 mod chat;
 mod frames;
 mod json;
+mod places;
 mod template;
 
 pub use chat::{Chat, EncodedChat};

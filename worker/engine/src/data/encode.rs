@@ -46,7 +46,9 @@ impl RowEncoder<'_> {
             Row::Messages(turns) | Row::Conversations(turns) => {
                 let from = match self.train_on {
                     TrainOn::Completion => last_answer(turns),
-                    _ => 0,
+                    // No answer needs to be found, as all is learned.
+                    TrainOn::All => turns.len(),
+                    TrainOn::Auto | TrainOn::Assistant => 0,
                 };
                 self.turns(turns, from)?
             }
