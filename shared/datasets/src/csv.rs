@@ -1,7 +1,9 @@
 //! Records of comma-separated values, by `csv-core`, with a limit on a record's length.
 //!
 //! The first record is the header. Of its columns those are kept whose names rows are made of; a quoted cell may
-//! hold line ends, and a quote in it is written twice. Blank lines are skipped.
+//! hold line ends, and a quote in it is written twice. An empty cell is a value that is missing, as for pandas and
+//! `datasets`, also in quotes. Blank lines are skipped, and so are records of empty cells alone, which spreadsheets
+//! leave behind.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -54,7 +56,7 @@ impl Header {
         })
     }
 
-    /// A record's cells by their columns' names.
+    /// A record's cells by their columns' names, without those that are empty.
     pub(crate) fn keys(
         &self,
         bytes: &[u8],
@@ -66,11 +68,17 @@ impl Header {
                 expected: self.columns,
             });
         }
-        let key = |(number, name): &(usize, &'static str)| {
+        let mut keys = Map::new();
+        for (number, name) in &self.known {
             let cell = text(cell(bytes, ends, *number), name)?;
-            Ok(((*name).to_owned(), column_value(name, cell)?))
-        };
-        self.known.iter().map(key).collect()
+            if !cell.is_empty() {
+                keys.insert((*name).to_owned(), column_value(name, cell)?);
+            }
+        }
+        if keys.is_empty() {
+            return Err(RecordProblem::NothingGiven);
+        }
+        Ok(keys)
     }
 }
 
@@ -127,8 +135,12 @@ impl<R: BufRead> CsvRecords<R> {
                 header
             }
         };
-        let Some(raw) = self.cells.next()? else {
-            return Ok(None);
+        let raw = loop {
+            match self.cells.next()? {
+                None => return Ok(None),
+                Some(raw) if raw.is_blank() => {}
+                Some(raw) => break raw,
+            }
         };
         let content = match raw.problem {
             Some(problem) => Content::Problem(problem),
@@ -155,6 +167,10 @@ struct RawRecord {
 }
 
 impl RawRecord {
+    fn is_blank(&self) -> bool {
+        self.bytes.is_empty() && self.problem.is_none()
+    }
+
     fn header(&self) -> Result<Header, DatasetError> {
         let place = Place::Line(self.line);
         if let Some(problem) = &self.problem {
@@ -358,6 +374,47 @@ mod tests {
             (3, Err("3 cells, but the header has 2".to_owned()))
         );
         assert_eq!(rows[2], text_row(4, "ok"));
+    }
+
+    #[test]
+    fn an_empty_cell_is_a_missing_value_and_a_record_of_them_a_blank_line() {
+        let missing = |line, problem: &str| (line, Err(problem.to_owned()));
+        assert_eq!(
+            read("id,text\n1,\n,\n2,\"\"\n\"\",\"\"\n3, \n").unwrap(),
+            [
+                missing(2, "all of its known columns are empty"),
+                missing(4, "all of its known columns are empty"),
+                text_row(6, " "),
+            ]
+        );
+        assert_eq!(
+            read("prompt,completion\na,\n,b\n").unwrap(),
+            [
+                missing(2, "completion: is missing"),
+                missing(3, "prompt: is missing"),
+            ]
+        );
+        assert_eq!(
+            read("instruction,input,output\na,,\n,b,c\n").unwrap(),
+            [
+                missing(2, "output: is missing"),
+                missing(
+                    3,
+                    "no known kind of row: it has `input`, `output`; known are messages, conversations, \
+                            instruction and output, prompt and completion, text"
+                ),
+            ]
+        );
+        let rows = read("messages,instruction,input,output,text\n,a,,b,\n,a,,,t\n").unwrap();
+        assert!(
+            matches!(&rows[0].1, Ok(Row::Instruction { input: None, output, .. }) if output == "b"),
+            "{rows:?}"
+        );
+        assert_eq!(
+            rows[1],
+            text_row(3, "t"),
+            "what is missing decides no shape"
+        );
     }
 
     #[test]

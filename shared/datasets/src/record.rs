@@ -72,6 +72,9 @@ pub enum RecordProblem {
         /// Columns of the header.
         expected: usize,
     },
+    /// Nothing stands in the columns that rows are made of.
+    #[error("all of its known columns are empty")]
+    NothingGiven,
     /// A quoted cell does not end before the file does.
     #[error("a quote that opens in this record is never closed")]
     UnclosedQuote,
