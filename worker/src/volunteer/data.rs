@@ -59,7 +59,7 @@ impl Volunteer<'_> {
                 digests: &digests,
                 kept_bytes,
             };
-            let packed = local_data::shard(&shard, &|| governor.ends_the_round());
+            let packed = local_data::shard(&shard, &|| governor.ends_the_packing());
             (trainee, packed)
         })
         .await?;

@@ -34,13 +34,13 @@ pub(super) struct OwnShard<'a> {
     pub(super) kept_bytes: u64,
 }
 
-/// The shard of own data. `is_stopped` is asked between blocks of rows.
+/// The shard of own data. `is_stopped` is asked before every row.
 ///
 /// # Errors
 /// Data that cannot be used; a disk without room.
 pub(super) fn shard(
     own: &OwnShard<'_>,
-    is_stopped: &dyn Fn() -> bool,
+    is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<PathBuf, VolunteerError> {
     let &OwnShard {
         file,

@@ -1,6 +1,7 @@
 //! A round's training, on a thread of its own: the engine's steps, and the owner's limits between them.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -229,14 +230,17 @@ fn read_data(work: &Work, files: &ModelFiles) -> Result<LocalData, EngineError> 
     }
 }
 
+/// The owner's limits are looked at so often where rows are packed.
+const ASKED_EVERY: Duration = Duration::from_millis(50);
+
 /// Keeps to the owner's limits between two micro-batches.
 pub(super) struct Governor<'a> {
     gate: &'a Gate,
     stop: &'a StopSignal,
     overtaken: Overtaken,
-    tell: &'a dyn Fn(VolunteerEvent),
-    /// When the work began that is not rested from yet.
-    work_began: std::cell::Cell<Instant>,
+    tell: &'a (dyn Fn(VolunteerEvent) + Sync),
+    /// When the work began that is not rested from yet. Held while it rests, so that all threads rest together.
+    work_began: Mutex<Instant>,
 }
 
 impl<'a> Governor<'a> {
@@ -244,21 +248,39 @@ impl<'a> Governor<'a> {
         gate: &'a Gate,
         stop: &'a StopSignal,
         overtaken: Overtaken,
-        tell: &'a dyn Fn(VolunteerEvent),
+        tell: &'a (dyn Fn(VolunteerEvent) + Sync),
     ) -> Self {
         Self {
             gate,
             stop,
             overtaken,
             tell,
-            work_began: std::cell::Cell::new(Instant::now()),
+            work_began: Mutex::new(Instant::now()),
         }
     }
 
     /// Rests as the limits ask, and says whether the round is given up.
     pub(super) fn ends_the_round(&self) -> bool {
-        let work = self.work_began.get().elapsed();
-        self.rest(self.gate.cpu_share().rest_after(work));
+        self.rest_and_look(&mut self.work_began())
+    }
+
+    /// The same for work on several threads that ask all the time: the limits are looked at now and then.
+    pub(super) fn ends_the_packing(&self) -> bool {
+        let mut work_began = self.work_began();
+        match work_began.elapsed() < ASKED_EVERY {
+            true => self.is_in_vain(),
+            false => self.rest_and_look(&mut work_began),
+        }
+    }
+
+    fn work_began(&self) -> MutexGuard<'_, Instant> {
+        self.work_began
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rest_and_look(&self, work_began: &mut Instant) -> bool {
+        self.rest(self.gate.cpu_share().rest_after(work_began.elapsed()));
         let waited_from = Instant::now();
         let mut told: Option<WaitReason> = None;
         while let Some(reason) = self.gate.closed() {
@@ -277,7 +299,7 @@ impl<'a> Governor<'a> {
         if told.is_some() {
             (self.tell)(VolunteerEvent::GoesOn);
         }
-        self.work_began.set(Instant::now());
+        *work_began = Instant::now();
         self.is_in_vain()
     }
 

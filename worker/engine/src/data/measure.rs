@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 use trainyard_datasets::{LineProblem, Record};
 use trainyard_shared::dataset::{DatasetFormat, Row};
-use trainyard_shared::training::TrainingConfig;
+use trainyard_shared::training::{TrainOn, TrainingConfig};
 
 use super::blocks::Blocks;
 use super::token_file::{Header, RowSink, TokenFile, TokenWriter};
@@ -14,7 +14,7 @@ use super::{DataFile, DatasetReport, Example, Examples, Order, RowEncoder};
 use crate::chat_template::Chat;
 use crate::{EngineError, device};
 
-/// Lengths are measured up to here; longer rows count as so long.
+/// Lengths are measured up to here; longer rows count as so long, and so do those of which a template renders no more.
 const LONGEST_MEASURED: usize = 128 * 1024;
 
 /// Figures on a data set as tokens.
@@ -82,16 +82,19 @@ pub struct LengthClass {
 
 /// Reads a data set and works out its figures for a tokenizer and a config. Bad rows are left out.
 ///
-/// `vocab_size` is the number of tokens that the model knows, where there is a model.
+/// Rows are encoded as a run does it, so examples, dropped and bad rows are those of a run; only how long cut rows are is
+/// found out besides. `vocab_size` is the number of tokens that the model knows, where there is a model. `is_stopped` is
+/// asked before every row.
 ///
 /// # Errors
-/// [`EngineError::InvalidData`] where the file is not of its format or damaged, [`EngineError::Io`] where it cannot be
+/// [`EngineError::Stopped`]; [`EngineError::InvalidData`] where the file is not of its format or damaged, [`EngineError::Io`] where it cannot be
 /// read, or the temporary file for the tokens not be written.
 pub fn measure(
     data: &DataFile,
     chat: &Chat,
     vocab_size: Option<usize>,
     config: &TrainingConfig,
+    is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<TokenFigures, EngineError> {
     let failed = |error| EngineError::io("write", std::env::temp_dir(), error);
     let tokens = tempfile::NamedTempFile::new().map_err(failed)?;
@@ -101,13 +104,20 @@ pub fn measure(
     let encoder = RowEncoder {
         chat,
         train_on: config.train_on,
-        max_length: LONGEST_MEASURED,
+        max_length: config.max_length as usize,
         vocab_size: vocab_size.unwrap_or(usize::MAX),
     };
     for block in Blocks::open(data)? {
-        counts
-            .take(&block?, data.format, &encoder, config, &mut writer)
-            .map_err(failed)?;
+        let measured = |record: &Record| match is_stopped() {
+            true => Err(EngineError::Stopped),
+            false => Ok(measured(record, data.format, &encoder)),
+        };
+        let block = block?;
+        let rows: Vec<_> =
+            device::run(|| block.par_iter().map(measured).collect::<Result<_, _>>())?;
+        for (record, row) in block.iter().zip(rows) {
+            counts.take(record, row, &mut writer).map_err(failed)?;
+        }
     }
     let written = writer.written();
     let header = Header {
@@ -171,70 +181,82 @@ struct Counts {
     lengths: BTreeMap<u32, u64>,
 }
 
+/// What a record comes to in a run, with the length of each example before it is cut; none where it is no row.
+type MeasuredRow = Option<Result<Vec<(Example, usize)>, EngineError>>;
+
+fn measured(record: &Record, format: DatasetFormat, encoder: &RowEncoder<'_>) -> MeasuredRow {
+    let row = record.row().ok()?;
+    if !row.is_trainable(encoder.train_on) {
+        return Some(Ok(Vec::new()));
+    }
+    if let Row::Text(text) = &row
+        && format == DatasetFormat::Text
+    {
+        let with_length = |example: Example| {
+            let length = example.ids.len();
+            (example, length)
+        };
+        let examples = encoder.encode_document(text);
+        return Some(examples.map(|examples| examples.into_iter().map(with_length).collect()));
+    }
+    Some(encoder.encode(&row).map(|example| {
+        let length = match example.truncated {
+            true => whole_length(&row, encoder),
+            false => example.ids.len(),
+        };
+        vec![(example, length)]
+    }))
+}
+
+/// How long a row is that a run cuts: as far as lengths are measured, or half or a quarter as far and so on, where the
+/// template does not render so much.
+fn whole_length(row: &Row, encoder: &RowEncoder<'_>) -> usize {
+    let mut reach = LONGEST_MEASURED;
+    while reach > encoder.max_length {
+        let longer = RowEncoder {
+            max_length: reach,
+            // Where the answers are has no part in the length.
+            train_on: TrainOn::All,
+            ..*encoder
+        };
+        match longer.encode(row) {
+            Ok(example) => return example.ids.len(),
+            Err(_) => reach /= 2,
+        }
+    }
+    encoder.max_length + 1
+}
+
 impl Counts {
     fn take(
         &mut self,
-        block: &[Record],
-        format: DatasetFormat,
-        encoder: &RowEncoder<'_>,
-        config: &TrainingConfig,
+        record: &Record,
+        row: MeasuredRow,
         writer: &mut TokenWriter,
     ) -> std::io::Result<()> {
         const KEPT_PROBLEMS: usize = 20;
-        let cut = config.max_length as usize;
-        let encoded: Vec<_> = device::run(|| {
-            let encode = |record: &Record| {
-                let row = record.row().ok()?;
-                if !row.is_trainable(encoder.train_on) {
-                    return Some(Ok(Vec::new()));
+        match row {
+            None => {}
+            Some(Ok(examples)) => {
+                let mut is_kept = false;
+                for (example, length) in examples {
+                    *self.lengths.entry(length as u32).or_default() += 1;
+                    if example.truncated {
+                        self.truncated_rows += 1;
+                        self.truncated_tokens += (length - example.ids.len()) as u64;
+                    }
+                    is_kept |= writer.push(&example)?;
                 }
-                Some(match &row {
-                    Row::Text(text) if format == DatasetFormat::Text => RowEncoder {
-                        max_length: cut,
-                        ..*encoder
-                    }
-                    .encode_document(text),
-                    row => encoder.encode(row).map(|example| vec![example]),
-                })
-            };
-            block.par_iter().map(encode).collect()
-        });
-        for (record, encoded) in block.iter().zip(encoded) {
-            match encoded {
-                None => {}
-                Some(Ok(examples)) => {
-                    let mut is_kept = false;
-                    for example in examples {
-                        is_kept |= self.example(example, cut, writer)?;
-                    }
-                    self.dropped_rows += u64::from(!is_kept);
-                }
-                Some(Err(error)) => {
-                    self.unrenderable_rows += 1;
-                    if self.problems.len() < KEPT_PROBLEMS {
-                        self.problems.push(LineProblem::new(record.place, error));
-                    }
+                self.dropped_rows += u64::from(!is_kept);
+            }
+            Some(Err(error)) => {
+                self.unrenderable_rows += 1;
+                if self.problems.len() < KEPT_PROBLEMS {
+                    self.problems.push(LineProblem::new(record.place, error));
                 }
             }
         }
         Ok(())
-    }
-
-    fn example(
-        &mut self,
-        mut example: Example,
-        cut: usize,
-        writer: &mut TokenWriter,
-    ) -> std::io::Result<bool> {
-        let length = example.ids.len();
-        *self.lengths.entry(length as u32).or_default() += 1;
-        if length > cut {
-            self.truncated_rows += 1;
-            self.truncated_tokens += (length - cut) as u64;
-            example.ids.truncate(cut);
-            example.trained.truncate(cut);
-        }
-        writer.push(&example)
     }
 }
 
@@ -272,6 +294,8 @@ fn lengths(counted: &BTreeMap<u32, u64>) -> Option<Lengths> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use chrono::Local;
 
     use super::*;
@@ -291,7 +315,33 @@ mod tests {
             batch_size: 2,
             ..TrainingConfig::default()
         };
-        measure(&data, &chat, Some(265), &config).unwrap()
+        measure(&data, &chat, Some(265), &config, &|| false).unwrap()
+    }
+
+    #[test]
+    fn a_chat_of_very_many_turns_is_cut_as_a_run_does_it() {
+        let round = r#"{"role":"user","content":"a"},{"role":"assistant","content":"b"}"#;
+        let file = format!("{{\"messages\":[{}]}}\n", vec![round; 50_000].join(","));
+        let figures = figures(&file, DatasetFormat::Jsonl);
+        assert_eq!((figures.unrenderable_rows, figures.problems), (0, vec![]));
+        assert_eq!((figures.truncated_rows, figures.dropped_rows), (1, 1));
+        let lengths = figures.lengths.unwrap();
+        assert!(lengths.max > 30_000, "{}", lengths.max);
+    }
+
+    #[test]
+    fn a_stop_is_heeded_before_the_next_row() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataFile::by_name(folder.path().join("rows.jsonl"));
+        std::fs::write(&data.path, "{\"text\":\"abc\"}\n".repeat(1000)).unwrap();
+        let chat = Chat::new(bytes(), None, Local::now()).unwrap();
+        let asked = AtomicUsize::new(0);
+        let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) >= 3;
+        let measured = measure(&data, &chat, None, &TrainingConfig::default(), &is_stopped);
+        assert!(matches!(measured, Err(EngineError::Stopped)));
+        // Each thread that was at work asks once more.
+        let most = 3 + device::run(rayon::current_num_threads);
+        assert!((4..=most).contains(&asked.load(Ordering::Relaxed)));
     }
 
     #[test]

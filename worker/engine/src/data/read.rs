@@ -15,9 +15,9 @@ use super::{Example, Examples, RowEncoder, TokenCache};
 use crate::{EngineError, device, files};
 
 /// To be raised whenever the same row and settings give other tokens than before: cached tokens are then made anew.
-const ENCODING_VERSION: u32 = 2;
+const ENCODING_VERSION: u32 = 3;
 
-/// So many records are encoded before it is asked again whether the run was stopped.
+/// So many records are encoded before their tokens are written, and bad ones are counted.
 const RECORDS_AT_ONCE: usize = 64;
 
 /// A data set on this machine.
@@ -79,18 +79,17 @@ pub struct DatasetReport {
 
 /// The rows of a data set as tokens: from `cache` where the same have been made before, else read and put there.
 ///
-/// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked every few records, and when it says so, the outcome is an
-/// error that nobody needs to see.
+/// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked before every record.
 ///
 /// # Errors
-/// [`EngineError::InvalidData`] naming the bad rows when there are more, when the file is not of its format, or when no
+/// [`EngineError::Stopped`]; [`EngineError::InvalidData`] naming the bad rows when there are more, when the file is not of its format, or when no
 /// row has anything to learn; [`EngineError::Io`] where a file cannot be read or written.
 pub fn read_examples(
     data: &DataFile,
     encoder: &RowEncoder<'_>,
     max_bad_rows: u64,
     cache: &TokenCache,
-    is_stopped: &dyn Fn() -> bool,
+    is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<(Examples, DatasetReport), EngineError> {
     let sha256 = data.digest()?;
     let key = key(data.format, &sha256, encoder)?;
@@ -112,7 +111,7 @@ pub(super) fn read_rows(
     encoder: &RowEncoder<'_>,
     max_bad_rows: u64,
     rows: &mut dyn RowSink,
-    is_stopped: &dyn Fn() -> bool,
+    is_stopped: &(dyn Fn() -> bool + Sync),
 ) -> Result<DatasetReport, EngineError> {
     let reader = BlockReader {
         encoder,
@@ -164,15 +163,12 @@ impl BlockReader<'_, '_> {
     fn read(
         mut self,
         data: &DataFile,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<DatasetReport, EngineError> {
         let before = identity(data)?;
         for block in Blocks::open(data)? {
             for records in block?.chunks(RECORDS_AT_ONCE) {
-                if is_stopped() {
-                    return Err(EngineError::InvalidData("stopped".to_owned()));
-                }
-                self.take(records)?;
+                self.take(records, is_stopped)?;
             }
         }
         if identity(data)? != before {
@@ -182,14 +178,18 @@ impl BlockReader<'_, '_> {
         self.finish()
     }
 
-    fn take(&mut self, records: &[Record]) -> Result<(), EngineError> {
+    fn take(
+        &mut self,
+        records: &[Record],
+        is_stopped: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), EngineError> {
         let (encoder, format) = (self.encoder, self.format);
-        let outcomes: Vec<_> = device::run(|| {
-            records
-                .par_iter()
-                .map(|record| outcome(encoder, format, record))
-                .collect()
-        });
+        let encode = |record| match is_stopped() {
+            true => Err(EngineError::Stopped),
+            false => Ok(outcome(encoder, format, record)),
+        };
+        let outcomes: Vec<_> =
+            device::run(|| records.par_iter().map(encode).collect::<Result<_, _>>())?;
         for (record, outcome) in records.iter().zip(outcomes) {
             match outcome {
                 Outcome::Encoded(examples) => {
@@ -285,6 +285,8 @@ fn check_bad_rows(report: &DatasetReport, allowed: u64) -> Result<(), EngineErro
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use chrono::Local;
     use trainyard_shared::training::TrainOn;
 
@@ -446,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_heeded_within_a_block() {
+    fn a_stop_is_heeded_before_the_next_record() {
         let folder = tempfile::tempdir().unwrap();
         let data = DataFile::by_name(folder.path().join("rows.jsonl"));
         fs::write(&data.path, "{\"text\":\"abc\"}\n".repeat(1000)).unwrap();
@@ -457,14 +459,14 @@ mod tests {
             max_length: 64,
             vocab_size: 265,
         };
-        let asked = std::cell::Cell::new(0);
-        let is_stopped = || {
-            asked.set(asked.get() + 1);
-            asked.get() > 3
-        };
+        let asked = AtomicUsize::new(0);
+        let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) >= 3;
         let cache = TokenCache::new(folder.path().join("tokens"));
-        assert!(read_examples(&data, &encoder, 0, &cache, &is_stopped).is_err());
-        assert_eq!(asked.get(), 4);
+        let read = read_examples(&data, &encoder, 0, &cache, &is_stopped);
+        assert!(matches!(read, Err(EngineError::Stopped)));
+        // Each thread that was at work asks once more.
+        let most = 3 + device::run(rayon::current_num_threads);
+        assert!((4..=most).contains(&asked.load(Ordering::Relaxed)));
     }
 
     #[test]

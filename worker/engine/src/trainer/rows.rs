@@ -32,7 +32,7 @@ impl RowSource<'_> {
     /// As [`read_examples`].
     pub(super) fn read(
         &self,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
         log: &mut dyn FnMut(LogLevel, String),
     ) -> Result<(Examples, DatasetReport), EngineError> {
         let chat = self.model.chat(self.chat_time)?;

@@ -170,7 +170,7 @@ impl Rounds {
 
 impl Setup {
     /// Reads the data and loads the model; none where it was stopped meanwhile.
-    fn load(&self, is_stopped: &dyn Fn() -> bool) -> Result<Option<Loaded>, Failure> {
+    fn load(&self, is_stopped: &(dyn Fn() -> bool + Sync)) -> Result<Option<Loaded>, Failure> {
         let config = &self.config.training;
         let model = ModelFiles::open(&self.model).map_err(|error| Failure::from_model(&error))?;
         let source = RowSource {

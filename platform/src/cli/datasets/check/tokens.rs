@@ -69,7 +69,8 @@ impl TokenOptions {
             format,
             sha256: None,
         };
-        measure(&data, &chat, vocab_size, &config)
+        // It is interrupted as every command is: by the signal.
+        measure(&data, &chat, vocab_size, &config, &|| false)
             .map(Some)
             .map_err(refused)
     }

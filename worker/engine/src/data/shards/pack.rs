@@ -85,7 +85,7 @@ pub struct PackedShard {
 
 impl Packing<'_> {
     /// Writes the shards into `folder`, which is made where it is not there. Each file is whole or not there, and
-    /// `shards.json` is written last. `is_stopped` is asked between blocks of rows and between shards.
+    /// `shards.json` is written last. `is_stopped` is asked before every row and every shard.
     ///
     /// # Errors
     /// [`EngineError::InvalidData`] naming bad rows, or where there is too little for so many shards;
@@ -93,7 +93,7 @@ impl Packing<'_> {
     pub fn write(
         &self,
         folder: &Path,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<Packed, EngineError> {
         let failed = |error| EngineError::io("write", folder, error);
         if !(1..=MAX_SHARDS).contains(&self.shards) {
@@ -142,7 +142,7 @@ impl Packing<'_> {
     fn tokenise(
         &self,
         folder: &Path,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
     ) -> Result<(Tokens, DatasetReport), EngineError> {
         let failed = |error| EngineError::io("write in", folder, error);
         let encoder = RowEncoder {

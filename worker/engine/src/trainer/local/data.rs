@@ -46,7 +46,7 @@ impl LocalData {
     pub fn of_rows(
         source: &RowSource<'_>,
         part: Part,
-        is_stopped: &dyn Fn() -> bool,
+        is_stopped: &(dyn Fn() -> bool + Sync),
         log: &mut dyn FnMut(LogLevel, String),
     ) -> Result<(Self, DatasetReport), EngineError> {
         let (examples, report) = source.read(is_stopped, log)?;
