@@ -49,6 +49,10 @@ impl Sequences {
     }
 }
 
+/// What a row takes up at most: its number and length (8 bytes), its place in the epoch that is trained (8), and what
+/// making the next epoch takes: places (4), their sequences (4), the tree of rooms, also while it grows (24).
+const BYTES_PER_ROW: u64 = 48;
+
 impl Order {
     /// The order for these `rows` of the examples by this config. There must be at least one row.
     pub fn new(examples: &Examples, rows: Vec<u32>, config: &TrainingConfig) -> Self {
@@ -75,6 +79,11 @@ impl Order {
     /// Optimizer steps of one epoch; the last one may have fewer sequences.
     pub fn steps_per_epoch(&self) -> u64 {
         self.steps_per_epoch
+    }
+
+    /// Bytes that the order takes up at most, an epoch's sequences included.
+    pub fn bytes(&self) -> u64 {
+        self.rows.len() as u64 * BYTES_PER_ROW
     }
 
     /// The epoch (from 0) and the place in it (from 0) of an optimizer step (from 1).

@@ -2,7 +2,8 @@
 //! again.
 //!
 //! ```text
-//! needed = weights + (value, gradient and two moments of what is trained) + one pass through the model
+//! needed = weights + (value, gradient and two moments of what is trained) + the order of rows
+//!          + one pass through the model
 //! ```
 //! The sequences of an optimizer step stay the same, so loss and gradients do too, but for rounding. What a run once
 //! had to do is kept over checkpoints.
@@ -36,6 +37,8 @@ pub(super) struct Needs<'a> {
     pub(super) weight_bytes: u64,
     /// Weights that are trained.
     pub(super) trained: u64,
+    /// Bytes that the order of rows takes up.
+    pub(super) order_bytes: u64,
     /// Rank of each projection's pair in each layer, 0 for none.
     pub(super) ranks: &'a [[usize; 7]],
     pub(super) trains_weights: bool,
@@ -121,7 +124,7 @@ impl Needs<'_> {
     }
 
     fn lasting_bytes(&self) -> u64 {
-        self.weight_bytes + self.trained * BYTES_PER_TRAINED
+        self.weight_bytes + self.trained * BYTES_PER_TRAINED + self.order_bytes
     }
 
     fn pass_bytes(&self, tokens: usize, fit: Fit, config: &TrainingConfig) -> u64 {
@@ -154,12 +157,13 @@ impl Needs<'_> {
                 .to_owned()
         };
         EngineError::TooLarge(format!(
-            "{} MiB are needed and {} MiB are available: {} for weights, {} for what is trained, {} for one sequence of \
-             {longest} tokens with gradient checkpointing, {} for all else; {advice}",
+            "{} MiB are needed and {} MiB are available: {} for weights, {} for what is trained, {} for the order of \
+             rows, {} for one sequence of {longest} tokens with gradient checkpointing, {} for all else; {advice}",
             mebibytes(self.bytes(fit, config)),
             mebibytes(available),
             mebibytes(self.weight_bytes),
             mebibytes(self.trained * BYTES_PER_TRAINED),
+            mebibytes(self.order_bytes),
             mebibytes(self.pass_bytes(longest, fit, config)),
             mebibytes(RESERVE_BYTES),
         ))

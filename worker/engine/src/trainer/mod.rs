@@ -198,6 +198,7 @@ fn fit(
         model,
         weight_bytes: run.holding().bytes(run.model),
         trained: method.trained(model)?,
+        order_bytes: order.bytes(),
         ranks: &ranks,
         trains_weights: method.trains_weights(),
         most_tokens: &|sequences| order.most_tokens(sequences),

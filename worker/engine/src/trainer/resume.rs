@@ -94,3 +94,29 @@ impl<'a> Resumed<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resumed_run_tells_the_time_in_the_zone_in_which_it_began() {
+        let late = DateTime::parse_from_rfc3339("2026-11-30T23:30:00-11:00").unwrap();
+        let identity = RunIdentity {
+            base_model: String::new(),
+            dataset_sha256: String::new(),
+            examples: 1,
+            config: serde_json::Map::new(),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        TrainerState::new(late, identity)
+            .write(folder.path())
+            .unwrap();
+        let resumed = Resumed {
+            folder: folder.path(),
+            state: TrainerState::read(folder.path()).unwrap(),
+        };
+        let time = resumed.chat_time().unwrap();
+        assert_eq!(time.format("%d %H:%M %z").to_string(), "30 23:30 -1100");
+    }
+}

@@ -347,6 +347,8 @@ fn fit(
         model,
         weight_bytes,
         trained: method.trained(model)?,
+        // Of one worker's part, which is small beside what is left free.
+        order_bytes: 0,
         ranks: &ranks,
         trains_weights: method.trains_weights(),
         most_tokens,

@@ -1,5 +1,6 @@
 //! Runs with less memory than the config asks for.
 
+use super::steps::store_a_value;
 use super::*;
 use crate::device::LimitedAllocations;
 use crate::model::PassSize;
@@ -102,6 +103,48 @@ fn a_run_that_fits_in_no_way_is_refused_with_the_figures_and_what_would_fit() {
         .unwrap_err()
         .to_string();
     assert!(nearly.contains("tokens would fit (max_length)"), "{nearly}");
+}
+
+#[test]
+fn the_order_of_very_many_rows_is_part_of_what_is_needed() {
+    const ROWS: usize = 1_000_000;
+    let mut bench = Bench::new(1);
+    bench.available_bytes = least_for(4, false) + (16 << 20);
+    let model = ModelFiles::open(bench.model.path()).unwrap();
+    let run = bench.training_run(&model, settings(), None);
+    let read = run
+        .rows(Local::now().fixed_offset())
+        .read(&|| false, &mut |_, _| {});
+    let (examples, _) = read.unwrap();
+    let (few, state) = order_and_state(&run);
+    let many = Order::new(&examples, vec![0; ROWS], &run.config);
+    let fit = |order: &Order| fit(&run, &Method::of(&run.config, ""), order, &state);
+    assert!(fit(&few).is_ok());
+    let error = fit(&many).unwrap_err().to_string();
+    assert!(error.contains("46 for the order of rows"), "{error}");
+}
+
+#[test]
+fn room_is_counted_for_a_base_model_as_it_is_held() {
+    let bench = Bench::new(8);
+    store_a_value(bench.model.path(), 0.5);
+    let model = ModelFiles::open(bench.model.path()).unwrap();
+    let bytes = |low_memory| {
+        let config = TrainingConfig {
+            low_memory,
+            ..settings()
+        };
+        bench
+            .training_run(&model, config, None)
+            .holding()
+            .bytes(&model)
+    };
+    let (stored, unpacked) = (bytes(true), bytes(false));
+    // Its matrices are bf16, its norms are held in f32.
+    assert!(
+        2 * stored > unpacked && 2 * stored < unpacked + unpacked / 8,
+        "{stored} of {unpacked}"
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Steps and their figures, and what comes of them.
 
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
+use trainyard_shared::training::ScheduleKind;
 
 use super::*;
 
@@ -283,7 +284,7 @@ fn g064_a_bad_row_fails_the_run_by_its_line() {
 }
 
 /// Rewrites the model's weights as BF16, one of them as `value`.
-fn store_a_value(model: &Path, value: f32) {
+pub(super) fn store_a_value(model: &Path, value: f32) {
     let path = model.join("model.safetensors");
     let file = SafetensorsFile::open(&path).unwrap();
     let tensors: Vec<(String, Vec<usize>, Vec<u8>)> = file
@@ -349,4 +350,58 @@ fn g078_a_run_without_a_finite_step_has_diverged_and_publishes_nothing() {
         "{error}"
     );
     assert!(!bench.output.path().join(FINAL).exists());
+}
+
+#[test]
+fn g078_a_run_that_ends_in_a_skipped_step_completes_with_the_last_finite_loss() {
+    let run = |max_steps| {
+        let bench = Bench::new(20);
+        let told = bench.run(TrainingConfig {
+            learning_rate: 1e30,
+            lr_scheduler_type: ScheduleKind::Constant,
+            warmup_ratio: 0.0,
+            max_steps,
+            ..config()
+        });
+        (bench, told)
+    };
+    let (_, whole) = run(None);
+    let first = whole.steps.iter().find(|step| step.skipped).unwrap().step;
+    let (bench, told) = run(Some(first));
+    let last = told.steps.last().unwrap();
+    assert_eq!(
+        (last.step, last.skipped, last.grad_norm),
+        (first, true, None)
+    );
+    let finite = told.steps.iter().filter(|step| !step.skipped);
+    let expected = finite.last().unwrap().loss;
+    let Ok(TrainingOutcome::Completed {
+        final_loss,
+        total_steps,
+        ..
+    }) = told.outcome
+    else {
+        panic!("{:?}", told.outcome)
+    };
+    assert_eq!(total_steps, first);
+    assert!(final_loss.is_some_and(f64::is_finite));
+    if last.loss.is_none() {
+        assert_eq!(final_loss, expected);
+    }
+    assert!(bench.published().iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn a_learning_rate_above_one_is_warned_of() {
+    for (learning_rate, is_warned_of) in [(1.0, false), (1.5, true)] {
+        let told = Bench::new(2).run(TrainingConfig {
+            learning_rate,
+            ..config()
+        });
+        let warned = told
+            .log
+            .iter()
+            .any(|line| line.contains("a learning_rate of 1.5 is far above"));
+        assert_eq!(warned, is_warned_of, "{learning_rate}");
+    }
 }
