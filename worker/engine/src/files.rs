@@ -85,6 +85,14 @@ pub fn create_private_folder(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
+/// Removes a file; one that is not there is no error.
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Opens `path` for writing from its start, created where it is not there.
 pub fn open_lock_file(path: &Path) -> io::Result<File> {
     OpenOptions::new()

@@ -21,7 +21,9 @@ use trainyard_shared::ids::{FederatedSessionId, JobId, MessageId};
 use trainyard_shared::message::{ArtifactFile, FromWorker};
 
 use super::waiting::Waiting;
-use crate::files::{Access, create_private_folder, link_or_copy, sync_folder, write_atomically};
+use crate::files::{
+    self, Access, create_private_folder, link_or_copy, sync_folder, write_atomically,
+};
 
 pub use super::waiting::{
     Entry, JobAttempt, Place, Undelivered, WaitingFile, ended_job, ended_task,
@@ -304,9 +306,7 @@ fn set_aside(path: &Path, message: &str) {
 }
 
 fn remove_quietly(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
+    if let Err(error) = files::remove_if_there(path) {
         tracing::warn!(outbox.file = %path.display(), %error, "delivered message cannot be deleted");
     }
 }

@@ -6,11 +6,12 @@
 //! 4. the files that the platform offers (`download_urls`);
 //! 5. the hub.
 //!
-//! What is fetched goes to `MODELS_DIR/org/name`, `config.json` last: a folder that has it is whole. Where files in such a
-//! folder were damaged since, they are deleted and fetched again; what others have put there is left alone.
+//! What is fetched goes to `MODELS_DIR/org/name`, `config.json` last: a folder that has it is whole. Where fetched files
+//! were damaged since, they are deleted and fetched again, of the same commit; what others have put there is left alone.
 
 mod hub;
 mod local;
+mod mark;
 
 use std::fmt;
 use std::fs::TryLockError;
@@ -24,6 +25,7 @@ use crate::config::ModelSettings;
 use crate::files;
 use hub::{Hub, HubFault};
 use local::Need;
+use mark::Mark;
 
 pub use local::installed;
 
@@ -163,7 +165,7 @@ impl ModelSource {
             return Err(search);
         };
         let folder = self.settings.models_dir.join(id.as_str());
-        local::delete_damaged(&folder);
+        mark::delete_damaged(&folder);
         if let Some(path) = local::find(&self.settings, &id, need, &mut search.tried) {
             return Ok(path);
         }
@@ -180,13 +182,8 @@ impl ModelSource {
             Some(path) => Ok(path),
             None => {
                 let offered = &model.download_urls;
-                let fetched = self
-                    .fetch(&id, need, offered, &folder, &mut search, &mut on_progress)
-                    .await;
-                if fetched.is_ok() {
-                    local::mark_fetched(&folder);
-                }
-                fetched
+                self.fetch(&id, need, offered, &folder, &mut search, &mut on_progress)
+                    .await
             }
         };
         drop(lock);
@@ -236,6 +233,8 @@ impl ModelSource {
         on_progress: &mut impl FnMut(FetchProgress<'_>),
     ) -> Result<(), TransferError> {
         create_folder(folder)?;
+        let mut mark = Mark::read(folder);
+        mark.begin(folder, None);
         let mut offered: Vec<&DownloadUrl> = offered.iter().collect();
         offered.sort_by_key(|file| file.key.rsplit('/').next() == Some(CONFIG));
         for file in offered {
@@ -264,9 +263,11 @@ impl ModelSource {
                     total_bytes: file.size_bytes,
                 });
             };
+            mark.expect(folder, name);
             self.http
                 .download(&download, async || Ok(None), progress)
                 .await?;
+            mark.add(folder, name);
         }
         Ok(())
     }

@@ -111,6 +111,26 @@ mod tests {
         assert!(!is_whole(&path, None, None).await);
     }
 
+    #[actix_rt::test]
+    async fn g054_a_file_that_was_cut_short_is_not_whole_whatever_is_known_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("adapter_model.safetensors");
+        let content = "weights of an adapter";
+        let size = content.len() as u64;
+        let digest = hex::encode(Sha256::digest(content));
+        let known = [
+            (Some(size), Some(digest.as_str())),
+            (Some(size), None),
+            (None, Some(digest.as_str())),
+        ];
+        for (size, digest) in known {
+            fs::write(&path, content).unwrap();
+            assert!(is_whole(&path, size, digest).await);
+            fs::write(&path, &content[..10]).unwrap();
+            assert!(!is_whole(&path, size, digest).await, "{size:?} {digest:?}");
+        }
+    }
+
     fn whole_seen(path: &Path) -> Option<SystemTime> {
         whole().get(path).and_then(|seen| seen.modified)
     }

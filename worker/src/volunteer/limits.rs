@@ -169,10 +169,7 @@ impl PauseSwitch {
     /// # Errors
     /// The file system's.
     pub fn resume(&self) -> io::Result<()> {
-        match fs::remove_file(&self.0) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result,
-        }
+        crate::files::remove_if_there(&self.0)
     }
 
     /// Turns it on where it is off, and off where it is on.

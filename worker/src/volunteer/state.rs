@@ -2,7 +2,6 @@
 //! yet. Everything is written aside and renamed, so that a crash leaves it as it was before or as it is after.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -188,12 +187,7 @@ impl Session {
     }
 
     fn remove(&self, path: &Path) -> Result<(), VolunteerError> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(VolunteerError::state("remove", path, error))
-            }
-            _ => Ok(()),
-        }
+        files::remove_if_there(path).map_err(|error| VolunteerError::state("remove", path, error))
     }
 }
 

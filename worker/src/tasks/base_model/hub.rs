@@ -8,6 +8,7 @@ use trainyard_shared::Secret;
 use url::Url;
 
 use super::local::Need;
+use super::mark::Mark;
 use super::{CONFIG, FetchProgress, ModelId, create_folder};
 use crate::config::ModelSettings;
 use crate::tasks::transfers::{Download, Http, TransferError};
@@ -44,7 +45,7 @@ impl From<TransferError> for HubFault {
     }
 }
 
-/// Answer of `/api/models/ID/revision/main`.
+/// Answer of `/api/models/ID/revision/REVISION`.
 #[derive(Deserialize)]
 struct Revision {
     sha: String,
@@ -90,7 +91,8 @@ impl<'a> Hub<'a> {
             .map_or_else(|| "the hub".to_owned(), |host| format!("the hub ({host})"))
     }
 
-    /// Fetches what training needs into `folder`; what is there whole already is not fetched again.
+    /// Fetches what training needs into `folder`; what is there whole already is not fetched again. All of it is of one
+    /// commit: that of what was fetched before, as long as the hub has it, else the newest.
     ///
     /// # Errors
     ///
@@ -103,42 +105,56 @@ impl<'a> Hub<'a> {
         on_progress: &mut impl FnMut(FetchProgress<'_>),
     ) -> Result<(), HubFault> {
         let model = id.as_str();
-        let revision: Revision = self
-            .http
-            .json(
-                model,
-                &self.address(&["api", "models", model, "revision", "main"]),
-                self.token,
-            )
-            .await?;
-        let tree = self.address(&["api", "models", model, "tree", &revision.sha]);
+        let mut mark = Mark::read(folder);
+        let commit = self.commit(model, mark.commit.as_deref()).await?;
+        let tree = self.address(&["api", "models", model, "tree", &commit]);
         let all: Vec<HubFile> = self.http.json(model, &tree, self.token).await?;
         let wanted = choose(&all, need).map_err(HubFault::Lacks)?;
         create_folder(folder)?;
+        mark.begin(folder, Some(&commit));
         for file in wanted {
-            self.fetch_file(model, &revision.sha, file, folder, on_progress)
+            // Files get their names only once they are whole and checked.
+            let there = std::fs::metadata(folder.join(&file.path));
+            if there.is_ok_and(|there| there.len() == file.size_bytes()) {
+                continue;
+            }
+            mark.expect(folder, &file.path);
+            self.fetch_file(model, &commit, file, folder, on_progress)
                 .await?;
+            mark.add(folder, &file.path);
         }
         Ok(())
+    }
+
+    /// The commit to fetch: `before` where the hub still has it, else main's.
+    async fn commit(&self, model: &str, before: Option<&str>) -> Result<String, TransferError> {
+        let sha_of = async |name: &str| {
+            let revision = self.address(&["api", "models", model, "revision", name]);
+            let found: Result<Revision, _> = self.http.json(model, &revision, self.token).await;
+            found.map(|found| found.sha)
+        };
+        if let Some(before) = before {
+            match sha_of(before).await {
+                Err(TransferError::Refused { status, .. }) if status == StatusCode::NOT_FOUND => {}
+                found => return found,
+            }
+        }
+        sha_of("main").await
     }
 
     async fn fetch_file(
         &self,
         model: &str,
-        revision: &str,
+        commit: &str,
         file: &HubFile,
         folder: &Path,
         on_progress: &mut impl FnMut(FetchProgress<'_>),
     ) -> Result<(), TransferError> {
         let destination = folder.join(&file.path);
-        // Files get their names only once they are whole and checked.
-        if std::fs::metadata(&destination).is_ok_and(|there| there.len() == file.size_bytes()) {
-            return Ok(());
-        }
         let download = Download {
             name: &file.path,
             url: Secret::from(
-                self.address(&[model, "resolve", revision, &file.path])
+                self.address(&[model, "resolve", commit, &file.path])
                     .to_string(),
             ),
             bearer: self.token,

@@ -1,17 +1,12 @@
 //! Models that are on this machine already.
 
-use std::ffi::OsStr;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use super::ModelId;
 use crate::config::ModelSettings;
-use crate::engine::EngineError;
-use crate::engine::gguf::GgufModel;
-use crate::engine::weights::SafetensorsFile;
 
 /// What somebody needs of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,72 +76,6 @@ pub(super) fn usable(folder: &Path, need: Need) -> Result<PathBuf, String> {
             others + 1
         )),
         (None, _) => Err("neither config.json nor a .gguf file".to_owned()),
-    }
-}
-
-/// Marks a folder whose files were fetched, not put there by its owner.
-const FETCHED: &str = ".fetched";
-
-/// The files in the folder were fetched: they can be fetched again. Not where one cannot be read although it has just come.
-pub(super) fn mark_fetched(folder: &Path) {
-    let mark = folder.join(FETCHED);
-    let marked = match files_of(folder).any(|path| read(&path).is_err()) {
-        true => remove_if_there(&mark),
-        false => fs::write(&mark, ""),
-    };
-    if let Err(error) = marked {
-        tracing::warn!(folder = %folder.display(), %error, "a fetched model is not marked as such");
-    }
-}
-
-/// Deletes files of a fetched folder that cannot be read as what they are: cut off, or with a damaged header. What cannot
-/// be read for other reasons stays.
-pub(super) fn delete_damaged(folder: &Path) {
-    if !folder.join(FETCHED).is_file() {
-        return;
-    }
-    for path in files_of(folder) {
-        let Err(why) = read(&path) else { continue };
-        tracing::warn!(file = %path.display(), why, "a fetched file of a model is damaged and is deleted");
-        // Without its config the folder is not whole: what is missing is fetched, also what not every model has.
-        for file in [&path, &folder.join("config.json")] {
-            if let Err(error) = remove_if_there(file) {
-                tracing::warn!(file = %file.display(), %error, "it cannot be deleted");
-            }
-        }
-    }
-}
-
-fn remove_if_there(file: &Path) -> io::Result<()> {
-    match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn files_of(folder: &Path) -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path())
-}
-
-/// Looks at a file's header, or the whole of a text.
-fn read(path: &Path) -> Result<(), String> {
-    let opened = match path.extension().and_then(OsStr::to_str) {
-        Some("safetensors") => SafetensorsFile::open(path).map(drop),
-        Some("gguf") => GgufModel::open(path).map(drop),
-        Some("json") => {
-            return match fs::read(path) {
-                Ok(text) => serde_json::from_slice::<IgnoredAny>(&text)
-                    .map(drop)
-                    .map_err(|error| error.to_string()),
-                Err(_) => Ok(()),
-            };
-        }
-        _ => return Ok(()),
-    };
-    match opened {
-        Err(EngineError::Io { .. }) | Ok(()) => Ok(()),
-        Err(damaged) => Err(damaged.to_string()),
     }
 }
 

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -147,7 +149,8 @@ async fn g044_a_name_never_leaves_the_models_directory() {
 fn hub(number: usize, target: &str) -> Reply {
     let digest = hex::encode(Sha256::digest(WEIGHTS));
     match target {
-        "/mirror/api/models/org/name/revision/main" => Reply::new(200, r#"{"sha":"abc"}"#),
+        "/mirror/api/models/org/name/revision/main"
+        | "/mirror/api/models/org/name/revision/abc" => Reply::new(200, r#"{"sha":"abc"}"#),
         "/mirror/api/models/org/name/tree/abc" => Reply::new(
             200,
             format!(
@@ -240,6 +243,100 @@ async fn g054_what_was_fetched_and_is_damaged_since_is_fetched_again_and_what_wa
     );
 }
 
+/// A hub whose main is at `newest`, whose config and tokenizer say of which commit they are, all of one length. The
+/// tokenizer of `abc` comes from the second time on; `abc` itself there is or not.
+fn moving_hub(newest: &'static str, has_old: bool, has_tokenizer: bool, target: &str) -> Reply {
+    let target = target.strip_prefix("/mirror/").unwrap();
+    let of_commit = |commit: &str, target: &str| {
+        let name = target.rsplit('/').next().unwrap();
+        match name {
+            "model.safetensors" => Reply::new(200, WEIGHTS),
+            "tokenizer.json" if !has_tokenizer => Reply::new(404, ""),
+            _ => Reply::new(200, format!(r#"{{"of":"{commit}"}}"#)),
+        }
+    };
+    for commit in ["abc", "def"] {
+        let names = match newest == commit {
+            true => vec!["main", commit],
+            false => vec![commit],
+        };
+        if commit == "abc" && !has_old {
+            continue;
+        }
+        if names
+            .iter()
+            .any(|name| target == format!("api/models/org/name/revision/{name}"))
+        {
+            return Reply::new(200, format!(r#"{{"sha":"{commit}"}}"#));
+        }
+        if target == format!("api/models/org/name/tree/{commit}") {
+            let files = [
+                ("config.json", 12),
+                ("tokenizer.json", 12),
+                ("model.safetensors", WEIGHTS.len()),
+            ]
+            .map(|(path, size)| serde_json::json!({"path": path, "size": size}));
+            return Reply::new(200, serde_json::to_vec(&files).unwrap());
+        }
+        if target.starts_with(&format!("org/name/resolve/{commit}/")) {
+            return of_commit(commit, target);
+        }
+    }
+    Reply::new(404, r#"{"error":"Revision not found"}"#)
+}
+
+#[actix_rt::test]
+async fn g054_what_is_fetched_again_is_of_the_commit_that_the_rest_is_of() {
+    for (old_stays, expected) in [(true, "abc"), (false, "def")] {
+        let moved = Arc::new(AtomicBool::new(false));
+        let has_moved = Arc::clone(&moved);
+        let server = TestServer::start(move |_, request| match has_moved.load(Ordering::Relaxed) {
+            false => moving_hub("abc", true, false, &request.target),
+            true => moving_hub("def", old_stays, true, &request.target),
+        })
+        .await;
+        let machine = Machine::with_hub(&server);
+        // Weights come, the tokenizer does not, and then main moves on.
+        machine.find(&model("org/name")).await.unwrap_err();
+        moved.store(true, Ordering::Relaxed);
+        let folder = machine.find(&model("org/name")).await.unwrap();
+        let weights = |commit: &str| {
+            let target = format!("/mirror/org/name/resolve/{commit}/model.safetensors");
+            let requests = server.requests();
+            requests
+                .iter()
+                .filter(|request| request.target == target)
+                .count()
+        };
+        assert_eq!(weights("abc"), 1);
+        assert_eq!(
+            weights("def"),
+            usize::from(!old_stays),
+            "no weights of another commit stay"
+        );
+        // One file is damaged later.
+        std::fs::write(folder.join("tokenizer.json"), "{").unwrap();
+        machine.find(&model("org/name")).await.unwrap();
+        for name in ["config.json", "tokenizer.json"] {
+            let text = std::fs::read_to_string(folder.join(name)).unwrap();
+            assert_eq!(text, format!(r#"{{"of":"{expected}"}}"#), "{name}");
+        }
+    }
+}
+
+#[actix_rt::test]
+async fn what_an_owner_adds_to_a_fetched_folder_is_the_owners() {
+    let server = TestServer::start(|_, request| hub(usize::MAX, &request.target)).await;
+    let machine = Machine::with_hub(&server);
+    let folder = machine.find(&model("org/name")).await.unwrap();
+    let own = folder.join("notes.json");
+    std::fs::write(&own, "{").unwrap();
+    let asked = server.requests().len();
+    machine.find(&model("org/name")).await.unwrap();
+    assert_eq!(std::fs::read(own).unwrap(), b"{");
+    assert_eq!(server.requests().len(), asked, "nothing is fetched for it");
+}
+
 #[actix_rt::test]
 async fn an_interrupted_fetch_goes_on_with_what_is_missing() {
     let server = TestServer::start(|number, request| match request.target.as_str() {
@@ -286,6 +383,43 @@ async fn files_that_the_platform_offers_are_taken_before_the_hub_is_asked() {
     }
     machine.find(&wanted).await.unwrap();
     assert_eq!(server.requests().last().unwrap().target, "/config.json");
+}
+
+#[actix_rt::test]
+async fn g054_offered_files_that_are_not_as_long_as_the_platform_says_make_no_model() {
+    let server = TestServer::start(|_, request| match request.target.as_str() {
+        "/model.safetensors" => Reply::new(200, WEIGHTS),
+        _ => Reply::new(200, "{}"),
+    })
+    .await;
+    let machine = Machine::new();
+    let offer = |weights_bytes: usize| {
+        let mut wanted = model("org/name");
+        for (key, size) in [
+            ("config.json", 2),
+            ("model.safetensors", weights_bytes),
+            ("tokenizer.json", 2),
+        ] {
+            wanted.download_urls.push(DownloadUrl {
+                key: format!("models/base/{key}"),
+                url: Secret::from(server.url(&format!("/{key}"))),
+                sha256: None,
+                size_bytes: Some(size as u64),
+            });
+        }
+        wanted
+    };
+    let error = machine.find(&offer(WEIGHTS.len() + 1)).await.unwrap_err();
+    assert!(error.contains("model.safetensors"), "{error}");
+    let folder = machine.settings.models_dir.join("org/name");
+    for name in ["model.safetensors", "config.json"] {
+        assert!(!folder.join(name).exists(), "{name}");
+    }
+    machine.find(&offer(WEIGHTS.len())).await.unwrap();
+    assert_eq!(
+        std::fs::read(folder.join("model.safetensors")).unwrap(),
+        WEIGHTS
+    );
 }
 
 #[actix_rt::test]
