@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
+use super::DatasetReport;
 use super::Examples;
-use super::read::DatasetReport;
 use super::token_file::{Header, TokenFile, TokenWriter};
 use crate::EngineError;
 

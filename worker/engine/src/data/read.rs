@@ -5,13 +5,12 @@ use std::io;
 use std::path::PathBuf;
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 use trainyard_datasets::{LineProblem, MAX_KEPT_PROBLEMS, Record};
 use trainyard_shared::dataset::{DatasetFormat, Row};
 
 use super::blocks::Blocks;
 use super::token_file::RowSink;
-use super::{Example, Examples, RowEncoder, TokenCache};
+use super::{DatasetReport, Example, Examples, RowEncoder, TokenCache};
 use crate::{EngineError, device, files};
 
 /// To be raised whenever the same row and settings give other tokens than before: cached tokens are then made anew.
@@ -56,27 +55,6 @@ impl DataFile {
     }
 }
 
-/// What became of a file's rows.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DatasetReport {
-    /// Rows that are trained on.
-    pub examples: u64,
-    /// Bad rows that were skipped.
-    pub skipped_rows: u64,
-    /// Good rows without anything to learn.
-    pub dropped_rows: u64,
-    /// Rows that were cut to the longest length.
-    pub truncated_rows: u64,
-    /// Tokens that run through the model in one epoch.
-    pub tokens: u64,
-    /// Tokens that the loss falls on in one epoch.
-    pub trained_tokens: u64,
-    /// SHA-256 of the file in hexadecimal.
-    pub sha256: String,
-    /// What was wrong with the first bad rows.
-    pub problems: Vec<LineProblem>,
-}
-
 /// The rows of a data set as tokens: from `cache` where the same have been made before, else read and put there.
 ///
 /// Up to `max_bad_rows` bad rows are skipped; `is_stopped` is asked before every record.
@@ -97,7 +75,7 @@ pub fn read_examples(
         read_rows(data, sha256, encoder, max_bad_rows, writer, is_stopped)
     })?;
     // The run that made them may have put up with more.
-    check_bad_rows(&report, max_bad_rows)?;
+    report.check_bad_rows(max_bad_rows)?;
     Ok((examples, report))
 }
 
@@ -212,7 +190,7 @@ impl BlockReader<'_, '_> {
                 }
             }
         }
-        check_bad_rows(&self.report, self.max_bad_rows)
+        self.report.check_bad_rows(self.max_bad_rows)
     }
 
     fn push(&mut self, example: &Example) -> Result<bool, EngineError> {
@@ -260,27 +238,6 @@ fn identity(data: &DataFile) -> Result<(u64, std::time::SystemTime), EngineError
         Ok((metadata.len(), metadata.modified()?))
     };
     identity().map_err(|error: io::Error| EngineError::io("read", &data.path, error))
-}
-
-fn check_bad_rows(report: &DatasetReport, allowed: u64) -> Result<(), EngineError> {
-    const SHOWN: usize = 5;
-    if report.skipped_rows <= allowed {
-        return Ok(());
-    }
-    let shown: Vec<String> = report
-        .problems
-        .iter()
-        .take(SHOWN)
-        .map(LineProblem::to_string)
-        .collect();
-    let more = match (report.skipped_rows as usize).saturating_sub(shown.len()) {
-        0 => String::new(),
-        count => format!("; and {count} more"),
-    };
-    Err(EngineError::InvalidData(format!(
-        "{}{more} ({allowed} bad rows may be skipped)",
-        shown.join("; ")
-    )))
 }
 
 #[cfg(test)]

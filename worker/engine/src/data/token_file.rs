@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::DatasetReport;
 use super::examples::{Example, is_trained};
-use super::read::DatasetReport;
 use crate::device::MappedFile;
 use crate::files::HashingWriter;
 

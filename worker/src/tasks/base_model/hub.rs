@@ -135,7 +135,7 @@ impl<'a> Hub<'a> {
         };
         if let Some(before) = before {
             match sha_of(before).await {
-                Err(TransferError::Refused { status, .. }) if status == StatusCode::NOT_FOUND => {}
+                Err(TransferError::Refused { .. }) => {}
                 found => return found,
             }
         }

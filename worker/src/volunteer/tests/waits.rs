@@ -83,7 +83,7 @@ async fn a_hub_that_is_away_is_waited_for() {
         if number < 10 {
             return Reply::new(503, "");
         }
-        if request.target.ends_with("/revision/main") {
+        if request.target.contains("/revision/") {
             return json_reply(json!({"sha": "abc"}));
         }
         if request.target.ends_with("/tree/abc") {

@@ -16,7 +16,8 @@ use trainyard_shared::training::TrainOn;
 
 use super::super::RowEncoder;
 use super::super::examples::{Example, TRAINED, is_trained};
-use super::super::read::{DataFile, DatasetReport, read_rows};
+use super::super::read::{DataFile, read_rows};
+use super::super::report::DatasetReport;
 use super::super::token_file::{RowSink, Written};
 use super::{IDS, KEPT_TOKENS, LABELS, SHARD_FORMAT};
 use crate::EngineError;

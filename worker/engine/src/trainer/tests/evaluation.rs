@@ -123,9 +123,9 @@ fn an_evaluation_that_a_stop_has_cut_off_is_made_up_for() {
     };
     let (whole, parts) = (Bench::new(8), Bench::new(8));
     let expected = whole.run(settings());
-    // Asked once before the step's micro-batch, then within the evaluation after it.
+    // Asked before each of the rows, behind them, before the step's micro-batch, then within the evaluation after it.
     let asked = AtomicU64::new(0);
-    let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) > 2;
+    let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) >= 8 + 1 + 1;
     let first = parts.run_with(settings(), None, &is_stopped);
     assert_eq!(first.steps.len(), 1);
     assert!(evaluations(&first).is_empty());

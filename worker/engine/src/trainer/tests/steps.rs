@@ -405,3 +405,19 @@ fn a_learning_rate_above_one_is_warned_of() {
         assert_eq!(warned, is_warned_of, "{learning_rate}");
     }
 }
+
+#[test]
+fn g086_the_log_says_that_a_model_has_no_template_and_texts_train_without_one() {
+    let mut bench = Bench::new(2);
+    let chats = bench.run(config());
+    let said = |told: &Told| {
+        told.log
+            .iter()
+            .any(|line| line.contains("rendered as ChatML"))
+    };
+    assert!(chats.outcome.is_ok() && said(&chats), "{:?}", chats.log);
+    bench.rows = "{\"text\":\"plain text\"}\n".repeat(2);
+    let texts = bench.run(config());
+    assert!(texts.outcome.is_ok(), "{:?}", texts.outcome);
+    assert_eq!(texts.steps.len(), 1);
+}
