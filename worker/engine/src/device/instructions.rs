@@ -4,8 +4,9 @@ use std::sync::OnceLock;
 
 use pulp::Arch;
 
-/// Names the widest instructions to use: `amx` (where nothing is said), `avx512`, `avx2` or `none`. What the machine does
-/// not have is never used. For comparing machines; read once.
+/// Names the widest instructions to use: `amx`, `avx512`, `avx2` or `none`. What the machine does not have is never used.
+/// Where nothing is said, AMX multiplies weights whose values are bf16, and all others with `amx`. For comparing machines;
+/// read once.
 pub const INSTRUCTIONS: &str = "TRAINYARD_INSTRUCTIONS";
 
 /// The instructions that this process computes with.
@@ -22,6 +23,12 @@ pub(super) fn may_use_matrix_unit() -> bool {
         std::env::var(INSTRUCTIONS).as_deref(),
         Err(_) | Ok("" | "amx")
     )
+}
+
+/// Whether the environment asks for the matrix unit whatever the weights.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+pub(super) fn wants_matrix_unit_for_f32() -> bool {
+    std::env::var(INSTRUCTIONS).as_deref() == Ok("amx")
 }
 
 /// The machine's own, or narrower ones.

@@ -10,7 +10,7 @@ mod pack;
 
 use std::sync::OnceLock;
 
-use super::instructions::may_use_matrix_unit;
+use super::instructions::{may_use_matrix_unit, wants_matrix_unit_for_f32};
 pub(super) use kernel::Tiles;
 pub(super) use pack::{PanelPart, pack_inputs, pack_panels, pack_panels_transposed, pack_rows};
 
@@ -32,6 +32,13 @@ pub(super) const THREE_PARTS: usize = 3 * ONE_PART;
 pub(super) fn is_there() -> bool {
     static THERE: OnceLock<bool> = OnceLock::new();
     *THERE.get_or_init(|| may_use_matrix_unit() && has_instructions() && ask())
+}
+
+/// Whether it is to multiply weights, too, whose values are not bf16 themselves. With six products for each it is faster
+/// than vectors only where the processor lets it run at its full rate, which many slow it down from.
+pub(super) fn takes_f32() -> bool {
+    static TAKES: OnceLock<bool> = OnceLock::new();
+    *TAKES.get_or_init(wants_matrix_unit_for_f32)
 }
 
 /// Whether the processor has tiles of bf16, and vectors as the packing needs them.

@@ -31,11 +31,15 @@ const MOST_ROWS: usize = 24 * ROWS_PACKED;
 /// See [`MOST_ROWS`].
 const MOST_BLOCKS: usize = 64;
 
-/// Whether the matrix unit is there and a sum of products is one for it; by the matrices' shapes alone, so that a
-/// token's result does not depend on how many are beside it.
+/// Whether the matrix unit is there and a sum of products is one for it; by the matrices alone, so that a token's
+/// result does not depend on how many are beside it.
 pub(super) fn suits(rows: usize, products: &[Product<'_>], scale: f32) -> bool {
-    let is_weight = |p: &Product<'_>| weight(p.matrix).is_some_and(|(w, _)| w.columns() >= STEPS);
-    rows >= LEAST_ROWS && scale == 1.0 && products.iter().any(is_weight) && matrix_unit::is_there()
+    let mut weights = products.iter().filter_map(|p| weight(p.matrix));
+    rows >= LEAST_ROWS
+        && scale == 1.0
+        && weights.clone().any(|(w, _)| w.columns() >= STEPS)
+        && matrix_unit::is_there()
+        && (matrix_unit::takes_f32() || weights.all(|(w, _)| w.is_bf16()))
 }
 
 /// A weight, and whether it is transposed.

@@ -25,18 +25,33 @@ fn transposed(w: &[f32], columns: usize) -> Vec<f32> {
         .collect()
 }
 
+/// Values of a weight, of f32 or, as published weights mostly are, of bf16: each has products of its own.
+fn weights(seed: u64, len: usize, are_bf16: bool) -> Vec<f32> {
+    let mut weights = values(seed, len);
+    if are_bf16 {
+        weights
+            .iter_mut()
+            .for_each(|w| *w = half::bf16::from_f32(*w).to_f32());
+    }
+    weights
+}
+
 #[test]
 fn products_of_every_layout_agree_with_their_definition() {
-    for (tokens, rows, depth) in [
+    let shapes = [
         (1, 1, 1),
         (33, 16, 24),
         (70, 40, 64),
         (96, 13, 7),
         (40, 192, 100),
         (32, 30, 36),
-    ] {
+    ];
+    for (are_bf16, (tokens, rows, depth)) in shapes
+        .iter()
+        .flat_map(|shape| [(false, *shape), (true, *shape)])
+    {
         let x = values(1, tokens * depth);
-        let w = values(2, rows * depth);
+        let w = weights(2, rows * depth, are_bf16);
         let expected = reference(&x, &w, depth);
         let x = blocks(&x, tokens);
         let input = Activations::new(&x, depth);
@@ -118,8 +133,15 @@ fn sums_of_products_start_where_they_are_told() {
 
 #[test]
 fn a_pair_is_the_same_bits_within_its_products_tasks_and_apart_from_them() {
+    [false, true].into_iter().for_each(check_pair);
+}
+
+fn check_pair(are_bf16: bool) {
     let (tokens, rows, depth, rank) = (130, 110, 3000, 5);
-    let (x, w) = (values(1, tokens * depth), values(2, rows * depth));
+    let (x, w) = (
+        values(1, tokens * depth),
+        weights(2, rows * depth, are_bf16),
+    );
     let (a, b) = (values(3, rank * depth), values(4, rows * rank));
     let xb = blocks(&x, tokens);
     let input = Activations::new(&xb, depth);
@@ -158,14 +180,19 @@ fn a_pair_is_the_same_bits_within_its_products_tasks_and_apart_from_them() {
 
 #[test]
 fn sums_of_several_weights_and_pairs_agree_with_their_definition_beyond_what_is_done_at_once() {
+    [false, true].into_iter().for_each(check_long_sum);
+}
+
+fn check_long_sum(are_bf16: bool) {
     let (tokens, rows) = (67 * LANES - 5, 2370);
     let depths = [(70, false), (1600, true), (5, false), (16, true)];
     let start = values(9, tokens * rows);
     let sides = depths.map(|(depth, _)| {
         let seed = depth as u64;
-        (values(seed, tokens * depth), values(seed + 1, rows * depth))
+        let w = weights(seed + 1, rows * depth, are_bf16);
+        (values(seed, tokens * depth), w)
     });
-    let weights: Vec<WeightMatrix> = depths[..2]
+    let held: Vec<WeightMatrix> = depths[..2]
         .iter()
         .zip(&sides)
         .map(|(&(depth, is_transposed), (_, w))| match is_transposed {
@@ -175,8 +202,8 @@ fn sums_of_several_weights_and_pairs_agree_with_their_definition_beyond_what_is_
         .collect();
     let last = transposed(&sides[3].1, depths[3].0);
     let matrices = [
-        Matrix::Weight(&weights[0]),
-        Matrix::WeightTransposed(&weights[1]),
+        Matrix::Weight(&held[0]),
+        Matrix::WeightTransposed(&held[1]),
         Matrix::Rows(&sides[2].1, depths[2].0),
         Matrix::RowsTransposed(&last, rows),
     ];
