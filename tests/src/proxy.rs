@@ -76,9 +76,9 @@ impl Fault {
         }
     }
 
-    /// Keeps messages of that type from the platform.
-    pub fn deaf_to(kind: &'static str) -> Self {
-        let to_platform = move |message: &mut Value| match message["type"] == kind {
+    /// Keeps messages for which `holds` from the platform.
+    pub fn deaf_where(holds: impl Fn(&Value) -> bool + Send + Sync + 'static) -> Self {
+        let to_platform = move |message: &mut Value| match holds(message) {
             true => Fate::Drop,
             false => Fate::Pass,
         };
@@ -86,6 +86,11 @@ impl Fault {
             to_platform: Box::new(to_platform),
             ..Self::none()
         }
+    }
+
+    /// Keeps messages of that type from the platform.
+    pub fn deaf_to(kind: &'static str) -> Self {
+        Self::deaf_where(move |message| message["type"] == kind)
     }
 
     /// Looks at what the platform says, and from when on `begins` holds for it keeps messages of that type from the
@@ -102,16 +107,11 @@ impl Fault {
             }
             Fate::Pass
         };
-        let to_platform = move |message: &mut Value| match message["type"] == kind
-            && is_deaf.load(Ordering::SeqCst)
-        {
-            true => Fate::Drop,
-            false => Fate::Pass,
-        };
+        let is_kept =
+            move |message: &Value| message["type"] == kind && is_deaf.load(Ordering::SeqCst);
         Self {
             to_client: Box::new(to_client),
-            to_platform: Box::new(to_platform),
-            ..Self::none()
+            ..Self::deaf_where(is_kept)
         }
     }
 

@@ -307,6 +307,43 @@ async fn masked_results_make_the_adapter_that_plain_ones_would_though_a_worker_i
 }
 
 #[tokio::test]
+async fn a_round_whose_masks_are_being_taken_off_when_the_platform_is_killed_closes_without_a_change()
+ {
+    let mut yard = Yard::new("60").await;
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let fault = Fault::deaf_where(|message| {
+            message["type"] == "shares_revealed" && message["data"]["round"] == 1
+        });
+        let proxy = Proxy::start(yard.platform.address(), fault).await;
+        workers.push(Worker::start_towards(&proxy.url(), &yard.models, &yard.key));
+    }
+    yard.idle(2).await;
+    let id = yard
+        .session(json!({"rounds": 2, "privacy": {"secure_aggregation": {}}}))
+        .await;
+    yard.shown(id, "shares to be asked for", |shown| {
+        let reason = shown["waiting_because"].as_str().unwrap_or_default();
+        reason.contains("take the masks off")
+    })
+    .await;
+    yard.platform.crash_and_restart().await;
+    yard.admin = yard.platform.admin().await;
+    yard.finished(id).await;
+    let path = format!("/api/federated/{id}/rounds");
+    let rounds = yard.admin.get(&path).await.ok();
+    let merged: Vec<&Value> = rounds["items"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|round| &round["merged"])
+        .collect();
+    assert_eq!(merged, [2, 0], "the newest first: {rounds}");
+    let weights = values(&yard.adapter(id).await);
+    assert!(weights.iter().any(|weight| *weight != 0.0));
+}
+
+#[tokio::test]
 async fn masked_results_may_be_blurred_and_weighed_and_what_they_give_away_is_told() {
     let yard = Yard::new("60").await;
     let _workers = [yard.worker(), yard.worker()];

@@ -4,6 +4,8 @@ mod actor;
 mod answers;
 pub mod backoff;
 mod delivery;
+#[cfg(test)]
+pub(crate) mod fake_platform;
 pub mod identity;
 mod incoming;
 mod link;

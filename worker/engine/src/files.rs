@@ -26,6 +26,24 @@ pub fn write_atomically(path: &Path, content: &[u8], access: Access) -> io::Resu
     file.put_in_place()
 }
 
+/// How the names of files begin and end that are written aside.
+const UNFINISHED: (&str, &str) = (".", ".tmp");
+
+/// Deletes what was written aside in a folder when a process was killed; nobody may be writing there now.
+pub fn delete_unfinished(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1) {
+            // What stays only takes up room, and is tried again the next time.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// A file that is written aside, and gone again unless it is put in its place.
 #[derive(Debug)]
 pub struct AsideFile<'a> {
@@ -37,7 +55,7 @@ impl<'a> AsideFile<'a> {
     /// Begins a file that is to stand at `path`; its folder must be there.
     pub fn create(path: &'a Path, access: Access) -> io::Result<Self> {
         let mut temporary = tempfile::Builder::new();
-        temporary.prefix(".").suffix(".tmp");
+        temporary.prefix(UNFINISHED.0).suffix(UNFINISHED.1);
         if access == Access::Default {
             allow_others_to_read(&mut temporary);
         }

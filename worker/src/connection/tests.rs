@@ -1,6 +1,5 @@
 mod answers;
 mod deliveries;
-mod fake_platform;
 mod turns;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +18,7 @@ use trainyard_shared::message::{
     TrainingProgress, TrainingProgressData, WorkerRegisterData,
 };
 
+use super::fake_platform::{FakePlatform, within};
 use super::identity::IdentityFile;
 use super::outbox::{JobAttempt, Outbox};
 use super::*;
@@ -27,7 +27,6 @@ use crate::platform_files::{PlatformFiles, SharedKey};
 use crate::tasks::transfers::test_server::{Reply, Request, TestServer};
 use crate::tasks::transfers::{Http, RetryPolicy};
 use crate::tasks::{Order, TaskCommand};
-use fake_platform::{FakePlatform, within};
 
 /// Takes the commands that the connection gives.
 struct Tasks(mpsc::UnboundedSender<TaskCommand>);

@@ -20,6 +20,7 @@ mod rounds;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc::UnboundedReceiver;
 use trainyard_privacy::GaussianMechanism;
@@ -36,7 +37,7 @@ use super::failure::Failure;
 use super::transfers::{Download, TransferError};
 use super::{StopReason, StopSignal, TaskContext};
 use crate::connection::{Activity, Reports};
-use crate::files::WrittenFile;
+use crate::files::{WrittenFile, delete_unfinished};
 use masking::{Answer, Held, MaskWork, Masker};
 use plan::{Plan, Step};
 use rounds::{RoundResult, RoundWork, Rounds, Setup};
@@ -51,8 +52,11 @@ const SESSIONS: &str = "federated";
 const RESULT: &str = "result-";
 /// The same of masked ones.
 const MASKED: &str = "masked-";
-/// Tells the round of which this worker has helped to read a sum.
-const REVEALED: &str = "revealed-round";
+/// How the names of those files begin that tell of which round of a session this worker has helped to read a sum. They
+/// outlast the session's folder: the worker may leave the session and be given to it again.
+const REVEALED: &str = "revealed-";
+/// No round is open for so long.
+const LONGEST_ROUND: Duration = Duration::from_secs(60 * 24 * 3600);
 
 /// Takes part in a session until it is stopped.
 pub(super) async fn run_session(
@@ -69,7 +73,10 @@ pub(super) async fn run_session(
     // What was kept to be masked belongs to secrets that are gone.
     delete_others(&folder, RESULT, Path::new(""));
     delete_others(&folder, MASKED, Path::new(""));
-    let masker = masker_of(&start.data, id, &folder);
+    // What was being written when the worker was killed.
+    delete_unfinished(&folder);
+    forget_revealed(&sessions);
+    let masker = masker_of(&start.data, id, &sessions);
     let settled = context.reports.undelivered_rounds(id).into_iter().max();
     let mut session = Session {
         part: Part {
@@ -128,10 +135,27 @@ struct Session {
 fn masker_of(
     data: &StartFederatedTrainingData,
     id: FederatedSessionId,
-    folder: &Path,
+    sessions: &Path,
 ) -> Option<Masker> {
     let asked = data.privacy.as_ref()?.secure_aggregation.as_ref()?;
-    Some(Masker::new(id, asked.threshold, folder.join(REVEALED)))
+    let revealed = sessions.join(format!("{REVEALED}{id}"));
+    Some(Masker::new(id, asked.threshold, revealed))
+}
+
+/// Deletes what was noted of rounds that are over for long.
+fn forget_revealed(sessions: &Path) {
+    let Ok(entries) = fs::read_dir(sessions) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let is_one = entry.file_name().to_string_lossy().starts_with(REVEALED);
+        let written = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = written.ok().and_then(|written| written.elapsed().ok());
+        if is_one && age.is_some_and(|age| age > LONGEST_ROUND) {
+            // Tried again with the next session.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// What the work at a step needs to know. Cheap to clone.
@@ -275,9 +299,11 @@ impl Session {
                 tracing::info!(session.id = %self.part.id, round, "a newer round takes the place of this one");
             }
             Err(failure) => match step {
+                // The result or the weights that it came from may be damaged: it is trained anew.
                 Step::Mask(work) => {
                     if self.plan.masked(work) {
-                        self.fail_masking(round, work.attempt, failure);
+                        self.forget_held();
+                        self.fail(round, failure);
                     }
                 }
                 _ => self.fail(round, failure),

@@ -3,7 +3,8 @@
 //! Every attempt has keys of its own; one that is begun anew forgets those before it. What was asked already is answered
 //! as before, since the answer may have been lost.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, fs};
 
@@ -103,10 +104,33 @@ pub(super) struct Masker {
     /// Least number of results whose sum it helps to read.
     threshold: u64,
     attempt: Option<(u64, Stage)>,
-    /// The round of which it has helped to read a sum, by which attempt if that is known; it is kept in the file, so that
-    /// a restart does not forget it.
-    revealed: Option<(u64, Option<u64>)>,
+    /// Of what it has helped to read a sum; the round is kept in the file, so that a restart does not forget it.
+    revealed: Revealed,
     revealed_file: PathBuf,
+}
+
+/// Of which round a worker has helped to read a sum.
+#[derive(Debug, PartialEq, Eq)]
+enum Revealed {
+    Nothing,
+    /// Of this one, by which attempt if that is known.
+    Round(u64, Option<u64>),
+    /// It cannot tell; why.
+    Unknown(String),
+}
+
+impl Revealed {
+    fn read(file: &Path) -> Self {
+        let text = match fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Self::Nothing,
+            Err(error) => return Self::Unknown(error.to_string()),
+        };
+        match text.trim().parse() {
+            Ok(round) => Self::Round(round, None),
+            Err(_) => Self::Unknown(format!("there is no round in {text:?}")),
+        }
+    }
 }
 
 enum Stage {
@@ -145,13 +169,11 @@ fn broken(error: &str) -> Broken {
 impl Masker {
     /// A worker that has said nothing yet, but for what the file tells.
     pub(super) fn new(session: FederatedSessionId, threshold: u64, revealed_file: PathBuf) -> Self {
-        let kept = fs::read_to_string(&revealed_file).ok();
-        let round = kept.and_then(|text| text.trim().parse().ok());
         Self {
             session,
             threshold,
             attempt: None,
-            revealed: round.map(|round| (round, None)),
+            revealed: Revealed::read(&revealed_file),
             revealed_file,
         }
     }
@@ -180,14 +202,19 @@ impl Masker {
 
     fn answer(&mut self, order: SumOrder, held: &Held) -> Result<Answer, Broken> {
         let (round, attempt) = order.place();
-        if let Some((known, by)) = self.revealed
-            && known == round
-            && by != Some(attempt)
-        {
-            // The difference of two sums tells the changes of those that are in one alone.
-            return Err(broken(
-                "this worker has helped to read a sum of the round already, and helps with no other",
-            ));
+        // The difference of two sums tells the changes of those that are in one alone.
+        match &self.revealed {
+            Revealed::Round(known, by) if *known == round && *by != Some(attempt) => {
+                return Err(broken(
+                    "this worker has helped to read a sum of the round already, and helps with no other",
+                ));
+            }
+            Revealed::Unknown(why) => {
+                return Err(broken(&format!(
+                    "whether this worker has helped to read a sum of the round cannot be read: {why}"
+                )));
+            }
+            Revealed::Round(..) | Revealed::Nothing => {}
         }
         match order {
             SumOrder::AnnounceKeys(data) => self.announce(data),
@@ -302,13 +329,13 @@ impl Masker {
 
     /// Written down before anything is said.
     fn note_revealed(&mut self, round: u64, attempt: u64) -> Result<(), Broken> {
-        if self.revealed == Some((round, Some(attempt))) {
+        if self.revealed == Revealed::Round(round, Some(attempt)) {
             return Ok(());
         }
         let text = round.to_string();
         let written = write_atomically(&self.revealed_file, text.as_bytes(), Access::Owner);
         written.map_err(|error| broken(&format!("the round cannot be noted: {error}")))?;
-        self.revealed = Some((round, Some(attempt)));
+        self.revealed = Revealed::Round(round, Some(attempt));
         Ok(())
     }
 

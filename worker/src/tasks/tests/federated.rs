@@ -6,17 +6,21 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::time::timeout;
+use trainyard_privacy::secure::{Announcing, Context, PublicKeys, Roster, SealedShares};
 use trainyard_shared::ids::FederatedSessionId;
-use trainyard_shared::message::{FederatedFailedData, FederatedUpdateData, FromWorker, ToWorker};
+use trainyard_shared::message::{
+    FederatedFailedData, FederatedUpdateData, FromWorker, MaskingKeys, ToWorker,
+};
 use trainyard_shared::training::TrainingConfig;
 use trainyard_shared::{FailureKind, WorkerStatus};
 
-use super::harness::{DEADLINE, Worker, start, worker_with_model};
+use super::harness::{DEADLINE, Worker, start, worker_with_model, worker_with_model_and};
+use crate::connection::fake_platform::FakePlatform;
 use crate::connection::outbox::Entry;
 use crate::engine::adapter::{self, ADAPTER_WEIGHTS, AdapterConfig};
 use crate::engine::weights::ModelFiles;
 use crate::tasks::transfers::test_server::{Reply, TestServer};
-use crate::tasks::{Order, TaskCommand};
+use crate::tasks::{Order, SumOrder, TaskCommand};
 
 const SESSION: i64 = 9;
 
@@ -52,6 +56,10 @@ async fn server_of(folder: &Path) -> TestServer {
     .await
 }
 
+fn of_sum(order: SumOrder) -> TaskCommand {
+    TaskCommand::Federated(FederatedSessionId(SESSION), Order::OfSum(order))
+}
+
 /// A session that is played: its weights by round, and what its worker is told.
 struct Played {
     worker: Worker,
@@ -61,7 +69,10 @@ struct Played {
 
 impl Played {
     async fn new() -> Self {
-        let worker = worker_with_model();
+        Self::of(worker_with_model()).await
+    }
+
+    async fn of(worker: Worker) -> Self {
         let weights = tempfile::tempdir().unwrap();
         fs::write(weights.path().join("1"), first_weights(&worker)).unwrap();
         Self {
@@ -94,6 +105,9 @@ impl Played {
             ToWorker::ContinueRound(next) => {
                 TaskCommand::Federated(next.session_id, Order::Continue(next))
             }
+            ToWorker::AnnounceKeys(asked) => of_sum(SumOrder::AnnounceKeys(asked.data)),
+            ToWorker::ShareSecrets(asked) => of_sum(SumOrder::ShareSecrets(asked.data)),
+            ToWorker::MaskResult(asked) => of_sum(SumOrder::MaskResult(asked.data)),
             other => panic!("{other:?}"),
         };
         self.worker.give(command).await;
@@ -294,4 +308,62 @@ async fn with_secure_aggregation_a_result_stays_here_and_is_forgotten_with_its_r
     assert!(!folder.join("result-1.safetensors").exists());
     session.stop().await;
     assert_eq!(session.worker.entries(), []);
+}
+
+#[actix_rt::test]
+async fn a_result_that_cannot_be_read_when_it_is_to_be_masked_is_trained_anew() {
+    let platform = FakePlatform::start().await;
+    let address = platform.url().parse().unwrap();
+    let worker = worker_with_model_and(|config| config.platform = address);
+    let session = Played::of(worker).await;
+    let (mut socket, _) = platform.registered().await;
+    let folder = session.worker.state.path().join("federated/session-9");
+    fs::create_dir_all(&folder).unwrap();
+    // Of a worker that was killed while it wrote.
+    let unfinished = folder.join(".abc.tmp");
+    fs::write(&unfinished, "half").unwrap();
+    let masked = json!({"secure_aggregation": {"threshold": 2}});
+    let start = async || {
+        let masked = masked.clone();
+        session.start(1, 1, |data| data["privacy"] = masked).await;
+        session.worker.does("waiting for the next round").await;
+    };
+    start().await;
+    assert!(!unfinished.exists());
+    let result = folder.join("result-1.safetensors");
+    let trained = fs::read(&result).unwrap();
+    fs::write(&result, "damaged").unwrap();
+
+    let ask = async |kind: &str, more: Value| {
+        let mut data = json!({"round": 1, "attempt": 7});
+        data.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
+        session
+            .tell(json!({"type": kind, "session_id": SESSION, "data": data}))
+            .await;
+    };
+    ask("announce_keys", json!({})).await;
+    let announced = socket.receive("keys_announced").await;
+    let keys = serde_json::from_value(announced["data"].clone()).unwrap();
+    let context = Context::of(FederatedSessionId(SESSION), 1, 7);
+    let other = Announcing::new(context).unwrap();
+    let members = [keys, MaskingKeys::from(&other.public_keys())];
+    ask(
+        "share_secrets",
+        json!({"threshold": 2, "members": members.clone()}),
+    )
+    .await;
+    let roster = Roster::new(2, members.iter().map(PublicKeys::from).collect()).unwrap();
+    let (_, sealed) = other.share(roster).unwrap();
+    let shares: Vec<_> = sealed.iter().map(SealedShares::to_wire).collect();
+    let shares = json!([{"from": 2, "sealed": shares[0].sealed}]);
+    let upload = Played::upload(1);
+    ask("mask_result", json!({"shares": shares, "upload": upload})).await;
+    let failure = session.failure().await;
+    assert_eq!(failure.round, Some(1));
+    assert!(failure.error.contains("result-1"), "{failure:?}");
+
+    start().await;
+    assert_eq!(fs::read(&result).unwrap(), trained);
 }

@@ -1,4 +1,5 @@
-//! Tasks without a connection: what they report stays in the outbox, where a test looks at it.
+//! Tasks whose connection leads nowhere unless a test plays the platform: what they report stays in the outbox, where a
+//! test looks at it.
 
 use std::fs;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Where there is nothing to wait on, a test looks this often.
 const POLL: Duration = Duration::from_millis(2);
 
-/// The tasks of a worker that is never connected.
+/// The tasks of a worker.
 pub struct Worker {
     pub tasks: Addr<Tasks>,
     pub activity: SharedActivity,
@@ -106,7 +107,12 @@ pub fn start_worker_with(change: impl FnOnce(&mut WorkerConfig)) -> Worker {
 
 /// A worker that has the tiny model `yard/tiny`.
 pub fn worker_with_model() -> Worker {
-    let worker = start_worker();
+    worker_with_model_and(|_| {})
+}
+
+/// The same with settings that `change` makes.
+pub fn worker_with_model_and(change: impl FnOnce(&mut WorkerConfig)) -> Worker {
+    let worker = start_worker_with(change);
     worker.put_model("yard/tiny", "tied", |_| {});
     worker
 }

@@ -218,6 +218,14 @@ fn whoever_has_helped_to_read_a_sum_of_a_round_helps_with_no_other_also_after_a_
     said(&mut maskers[0], reveal(7, &[1, 2]));
 
     let file = maskers[0].revealed_file.clone();
+    let kept = std::fs::read(&file).unwrap();
+    for damaged in ["", "three"] {
+        std::fs::write(&file, damaged).unwrap();
+        let mut unsure = Masker::new(SESSION, 2, file.clone());
+        let refused = failure(&mut unsure, announce(9));
+        assert!(refused.error.contains("cannot be read"), "{refused:?}");
+    }
+    std::fs::write(&file, kept).unwrap();
     let mut restarted = Masker::new(SESSION, 2, file);
     let refused = failure(&mut restarted, announce(9));
     assert!(refused.error.contains("helps with no other"), "{refused:?}");
