@@ -32,7 +32,7 @@ pub use buffer::{Buffer, Carver};
 pub use instructions::INSTRUCTIONS;
 pub(crate) use instructions::instructions;
 pub use mapped::MappedFile;
-pub(crate) use own_memory::{with_own_memory, with_shared_memory};
+pub(crate) use own_memory::with_own_memory;
 pub(crate) use panels::PANEL;
 pub use panels::Panels;
 pub(crate) use parts::{Count, Parts, rows_mut};

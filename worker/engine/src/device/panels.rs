@@ -77,7 +77,7 @@ impl Panels {
     }
 
     /// Whether every value is a bf16.
-    pub(crate) fn is_bf16(&self) -> bool {
+    pub fn is_bf16(&self) -> bool {
         self.is_bf16
     }
 

@@ -6,12 +6,14 @@
 //! in the last place of the product. A weight whose values are bf16 itself needs three.
 
 mod kernel;
+mod memory;
 mod pack;
 
 use std::sync::OnceLock;
 
 use super::instructions::{may_use_matrix_unit, wants_matrix_unit_for_f32};
 pub(super) use kernel::Tiles;
+pub(super) use memory::with_shared_memory;
 pub(super) use pack::{PanelPart, pack_inputs, pack_panels, pack_panels_transposed, pack_rows};
 
 /// Rows and lanes of what one call of the kernel computes: two tiles each way.

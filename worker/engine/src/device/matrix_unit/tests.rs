@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    device::{LANES, Panels, with_shared_memory},
+    device::{LANES, Panels},
     ops::test_values::values,
 };
 

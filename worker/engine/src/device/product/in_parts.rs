@@ -11,9 +11,9 @@ use crate::device::{
     Activations, ActivationsMut, LANES, Shared, WeightMatrix,
     matrix_unit::{
         self, ONE_PART, PanelPart, SIDE, STEPS, THREE_PARTS, Tiles, pack_inputs, pack_panels,
-        pack_panels_transposed, pack_rows,
+        pack_panels_transposed, pack_rows, with_shared_memory,
     },
-    with_own_memory, with_shared_memory,
+    with_own_memory,
 };
 
 /// Narrower matrices are left to vectors; packing them costs as much as multiplying.

@@ -85,7 +85,7 @@ impl WeightMatrix {
     }
 
     /// Whether every value is a bf16.
-    pub(crate) fn is_bf16(&self) -> bool {
+    pub fn is_bf16(&self) -> bool {
         match self {
             Self::Panels(panels) => panels.is_bf16(),
             Self::Coded(coded) => coded.block_type() == BlockType::Bf16,
