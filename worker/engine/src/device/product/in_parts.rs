@@ -244,7 +244,7 @@ pub(super) fn multiply(
     let (rows, blocks) = (y.width(), y.blocks());
     let whole = Whole {
         sum: &sum,
-        inner: pair.and_then(|pair| Inner::of(pair)),
+        inner: pair.and_then(Inner::of),
         start: match start {
             Start::Zero => std::ptr::null(),
             Start::From(other) => other.data().as_ptr(),

@@ -125,7 +125,7 @@ fn an_evaluation_that_a_stop_has_cut_off_is_made_up_for() {
     let expected = whole.run(settings());
     // Asked before each of the rows, behind them, before the step's micro-batch, then within the evaluation after it.
     let asked = AtomicU64::new(0);
-    let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) >= 8 + 1 + 1;
+    let is_stopped = || asked.fetch_add(1, Ordering::Relaxed) > 8 + 1;
     let first = parts.run_with(settings(), None, &is_stopped);
     assert_eq!(first.steps.len(), 1);
     assert!(evaluations(&first).is_empty());

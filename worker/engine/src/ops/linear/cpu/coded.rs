@@ -95,8 +95,8 @@ impl Rows<'_> {
     pub(super) fn run(self) {
         #[cfg(target_arch = "x86_64")]
         match instructions() {
-            // SAFETY: the instructions are there.
             Arch::V4(_) if self.x.len() >= 8 * self.weight.columns() => {
+                // SAFETY: the instructions are there.
                 return unsafe { many_with_avx512(self) };
             }
             // SAFETY: as above.
