@@ -85,12 +85,16 @@ def transformers(model):
         print(json.dumps({"prompt": best(prompt), "decode": best(decode)}))
 
 
+class Trapped(Exception):
+    """A process used an instruction that this machine does not run."""
+
+
 def run(command):
-    """The JSON object that a process prints last, or the signal that ended it."""
+    """The JSON object that a process prints last."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, env=environment, text=True)
-    if done.returncode < 0:
-        return -done.returncode
+    if done.returncode == -signal.SIGILL:
+        raise Trapped
     if done.returncode:
         sys.exit(f"{command[0]} ended with {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -100,13 +104,14 @@ def reference(side, model, *more):
     return run([sys.executable, __file__, "--side", side, "--base", model, *more])
 
 
-def extra_buffers_work(model):
-    """Whether llama.cpp's own layouts of weights (AMX among them) run on this machine; some say they would and trap."""
-    result = reference("llama_cpp", model, "--extra-buffers")
-    if result == signal.SIGILL:
-        print("llama.cpp's extra buffers use instructions that trap on this machine: it runs without them")
-        return False
-    return True
+def extra_buffers(name, model):
+    """The option for llama.cpp's own layouts of weights (AMX among them), where they run: some say they would and trap."""
+    try:
+        reference("llama_cpp", model, "--extra-buffers")
+    except Trapped:
+        print(f"{name}: llama.cpp's extra buffers use instructions that trap on this machine: it runs without them")
+        return []
+    return ["--extra-buffers"]
 
 
 def main():
@@ -134,13 +139,13 @@ def main():
         if not files[name].exists():
             subprocess.run([options.worker, "export", "--model", options.base, "--format", "gguf_merged",
                             "--type", name, "--output", files[name]], check=True, stdout=subprocess.DEVNULL)
-    more = ["--extra-buffers"] if extra_buffers_work(options.base) else []
+    more = {name: extra_buffers(name, file) for name, file in files.items()}
 
     results, decoded = {}, {}
     for turn in range(options.turns):
         for name, file in files.items():
             sides = {"ours": lambda: run([options.ours, file, THREADS]),
-                     "llama_cpp": lambda: reference("llama_cpp", file, *more)}
+                     "llama_cpp": lambda: reference("llama_cpp", file, *more[name])}
             if name == "f32":
                 sides["transformers"] = lambda: reference("transformers", file)
             for side, measure in sides.items():
