@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use pulp::Arch;
 
 /// Names the widest instructions to use: `amx`, `avx512`, `avx2` or `none`. What the machine does not have is never used.
-/// Where nothing is said, AMX multiplies weights whose values are bf16, and all others with `amx`. For comparing machines;
-/// read once.
+/// Where nothing is said, AMX multiplies weights of bf16; `amx` has it multiply all. Any other word is taken for `avx512`.
+/// For comparing machines; read once.
 pub const INSTRUCTIONS: &str = "TRAINYARD_INSTRUCTIONS";
 
 /// The instructions that this process computes with.

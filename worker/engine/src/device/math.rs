@@ -10,12 +10,15 @@ pub(crate) fn dispatch<T: WithSimd>(task: T) -> T::Output {
     instructions().dispatch(task)
 }
 
-/// e^x, within 2 units in the last place; below -87.3 the smallest normal number, above 88.7 the largest power.
+/// e^x, within 2 units in the last place; below -87.3 the smallest normal number, above 88.7 the largest power. What is
+/// no number stays none.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial (Cephes), times 2^n through the exponent's bits.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let c = |value: f32| simd.splat_f32s(value);
+    let is_number = simd.equal_f32s(x, x);
+    let given = x;
     let x = simd.min_f32s(simd.max_f32s(x, c(-87.336_54)), c(88.376_26));
     // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
     let shift = c(12_582_912.0);
@@ -36,7 +39,8 @@ pub(crate) fn exp<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let p = simd.add_f32s(simd.mul_add_f32s(p, simd.mul_f32s(r, r), r), c(1.0));
     let exponent =
         simd.wrapping_dyn_shl_u32s(simd.transmute_u32s_f32s(shifted), simd.splat_u32s(23));
-    simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), exponent))
+    let power = simd.transmute_f32s_u32s(simd.add_u32s(simd.transmute_u32s_f32s(p), exponent));
+    simd.select_f32s(is_number, power, given)
 }
 
 /// 1 / (1 + e^-x).
@@ -117,5 +121,15 @@ mod tests {
         assert!(values.iter().all(|v| v.is_finite() && *v > 0.0));
         assert!(values[0] < 2e-38 && values[2] > 1e38);
         assert_eq!(values[4], 1.0);
+    }
+
+    #[test]
+    fn exp_of_what_is_no_number_is_none() {
+        let mut values = vec![0.0; 32];
+        values[5] = f32::NAN;
+        dispatch(ExpAll(&mut values));
+        for (i, value) in values.iter().enumerate() {
+            assert_eq!(value.is_nan(), i == 5, "{i}");
+        }
     }
 }

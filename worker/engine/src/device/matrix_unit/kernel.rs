@@ -3,8 +3,11 @@
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{ONE_PART, THREE_PARTS};
+use super::{ONE_PART, THREE_PARTS, TILE};
 use crate::device::LANES;
+
+// What the offsets below are made for.
+const _: () = assert!(LANES == 32 && TILE == 512);
 
 /// The shape of all eight tiles, 16 rows of 64 bytes, as `ldtilecfg` takes it.
 #[repr(C, align(64))]
@@ -37,6 +40,42 @@ static CONFIGURATION: Configuration = {
 pub(in crate::device) struct Tiles {
     /// Not to be sent to another thread.
     thread: PhantomData<*const ()>,
+}
+
+/// Loads 32 rows of the part that begins so many bytes behind `a`.
+macro_rules! rows {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm4, [{a} + {row} + ",
+            $part,
+            "]\ntileloadd tmm5, [{a} + {row} + 1024 + ",
+            $part,
+            "]"
+        )
+    };
+}
+
+/// Loads 32 lanes of the part that begins so many bytes behind `b`.
+macro_rules! lanes {
+    ($part:literal) => {
+        concat!(
+            "tileloadd tmm6, [{b} + {row} + ",
+            $part,
+            "]\ntileloadd tmm7, [{b} + {row} + 1024 + ",
+            $part,
+            "]"
+        )
+    };
+}
+
+/// Adds the products of the loaded rows and lanes to the sums.
+macro_rules! products {
+    () => {
+        "tdpbf16ps tmm0, tmm4, tmm6
+        tdpbf16ps tmm1, tmm4, tmm7
+        tdpbf16ps tmm2, tmm5, tmm6
+        tdpbf16ps tmm3, tmm5, tmm7"
+    };
 }
 
 impl Tiles {
@@ -89,26 +128,13 @@ impl Tiles {
                 "test {exact}, {exact}",
                 "jz 5f",
                 "4:",
-                "tileloadd tmm4, [{a} + {row}]",
-                "tileloadd tmm5, [{a} + {row} + 1024]",
-                "tileloadd tmm6, [{b} + {row}]",
-                "tileloadd tmm7, [{b} + {row} + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{b} + {row} + 2048]",
-                "tileloadd tmm7, [{b} + {row} + 3072]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{b} + {row} + 4096]",
-                "tileloadd tmm7, [{b} + {row} + 5120]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                rows!(0),
+                lanes!(0),
+                products!(),
+                lanes!(2048),
+                products!(),
+                lanes!(4096),
+                products!(),
                 "add {a}, {one_part}",
                 "add {b}, {three_parts}",
                 "dec {exact}",
@@ -118,48 +144,22 @@ impl Tiles {
                 "jz 7f",
                 "6:",
                 // High parts of the rows with all of the lanes' parts.
-                "tileloadd tmm4, [{a} + {row}]",
-                "tileloadd tmm5, [{a} + {row} + 1024]",
-                "tileloadd tmm6, [{b} + {row}]",
-                "tileloadd tmm7, [{b} + {row} + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{b} + {row} + 2048]",
-                "tileloadd tmm7, [{b} + {row} + 3072]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{b} + {row} + 4096]",
-                "tileloadd tmm7, [{b} + {row} + 5120]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                rows!(0),
+                lanes!(0),
+                products!(),
+                lanes!(2048),
+                products!(),
+                lanes!(4096),
+                products!(),
                 // Middle parts with middle and high ones.
-                "tileloadd tmm4, [{a} + {row} + 2048]",
-                "tileloadd tmm5, [{a} + {row} + 3072]",
-                "tileloadd tmm6, [{b} + {row} + 2048]",
-                "tileloadd tmm7, [{b} + {row} + 3072]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm6, [{b} + {row}]",
-                "tileloadd tmm7, [{b} + {row} + 1024]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                rows!(2048),
+                lanes!(2048),
+                products!(),
+                lanes!(0),
+                products!(),
                 // Low parts with high ones.
-                "tileloadd tmm4, [{a} + {row} + 4096]",
-                "tileloadd tmm5, [{a} + {row} + 5120]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
+                rows!(4096),
+                products!(),
                 "add {a}, {three_parts}",
                 "add {b}, {three_parts}",
                 "dec {whole}",

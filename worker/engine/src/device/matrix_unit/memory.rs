@@ -8,7 +8,7 @@ use crate::device::Buffer;
 /// operations at once.
 static SHARED: Mutex<Vec<Buffer>> = Mutex::new(Vec::new());
 
-/// Calls `work` with `len` halves of values for an operation whose tasks share them, whose contents are whatever they
+/// Calls `work` with `len` values of 16 bits for an operation whose tasks share them, whose contents are whatever they
 /// were.
 pub(in crate::device) fn with_shared_memory<R>(
     len: usize,

@@ -3,7 +3,8 @@
 //!
 //! f32 values are held in three parts of bf16, whose sum is the value to the last bit: `x = h + m + l`. Of the nine
 //! products of two values' parts six are computed, `hh + hm + hl + mh + mm + lh`; what is left out is below half a unit
-//! in the last place of the product. A weight whose values are bf16 itself needs three.
+//! in the last place of the product. (The unit takes what is below 1e-38 for zero, so of values below 1e-31 the last bits are
+//! lost, and what rounds to an infinite bf16, from 3.396e38 on, is one.) A weight whose values are bf16 itself needs three.
 
 mod kernel;
 mod memory;

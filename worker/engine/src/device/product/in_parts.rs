@@ -252,6 +252,9 @@ pub(super) fn multiply(
         y: Shared::new(y.data()),
         rows,
     };
+    if blocks == 0 {
+        return;
+    }
     let rows_at_once = rows.next_multiple_of(SIDE).min(MOST_ROWS);
     let blocks_at_once = blocks.div_ceil(blocks.div_ceil(MOST_BLOCKS));
     let parts = || Parts {

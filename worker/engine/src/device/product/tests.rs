@@ -133,11 +133,13 @@ fn sums_of_products_start_where_they_are_told() {
 
 #[test]
 fn a_pair_is_the_same_bits_within_its_products_tasks_and_apart_from_them() {
-    [false, true].into_iter().for_each(check_pair);
+    for (rank, are_bf16) in [(5, false), (5, true), (40, true)] {
+        check_pair(rank, are_bf16);
+    }
 }
 
-fn check_pair(are_bf16: bool) {
-    let (tokens, rows, depth, rank) = (130, 110, 3000, 5);
+fn check_pair(rank: usize, are_bf16: bool) {
+    let (tokens, rows, depth) = (130, 110, 3000);
     let (x, w) = (
         values(1, tokens * depth),
         weights(2, rows * depth, are_bf16),
@@ -165,7 +167,7 @@ fn check_pair(are_bf16: bool) {
         });
         (y, u)
     };
-    // One thread has five blocks for its one task, four have less than two for each of theirs.
+    // In vectors: one thread has five blocks for its one task, four have less than two for each of theirs.
     let (y, u) = on(1);
     assert!((&y, &u) == (&on(4).0, &on(4).1), "bits");
     let inner: Vec<f64> = reference(&x, &a, depth).iter().map(|u| 0.5 * u).collect();

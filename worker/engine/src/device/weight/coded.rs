@@ -19,9 +19,14 @@
 //! what it takes in the file. Missing rows and columns are zero.
 
 use half::f16;
+use rayon::prelude::*;
 
 use super::{COLUMNS, StoredRows, pack};
-use crate::{EngineError, device::Buffer, gguf::BlockType};
+use crate::{
+    EngineError,
+    device::{Buffer, run},
+    gguf::BlockType,
+};
 
 /// Rows of a group.
 pub(crate) const GROUP: usize = 48;
@@ -33,6 +38,7 @@ pub struct Coded {
     layout: Layout,
     rows: usize,
     columns: usize,
+    is_bf16: bool,
 }
 
 /// How much there is of what in a chunk.
@@ -119,10 +125,25 @@ impl Coded {
             layout,
             rows,
             columns,
+            is_bf16: false,
         };
         let groups = bytemuck::cast_slice_mut(coded.buffer.as_mut_slice());
         pack::groups(groups, layout, stored);
+        coded.is_bf16 = block_type == BlockType::Bf16 || coded.has_only_bf16();
         Ok(coded)
+    }
+
+    /// Looks at the values, of which the first ones mostly tell.
+    fn has_only_bf16(&self) -> bool {
+        let is_bf16 = |group: usize| {
+            (0..self.chunks()).all(|chunk| {
+                let mut values = [[0.0; GROUP]; COLUMNS];
+                self.chunk(group, chunk).unpack(&mut values);
+                let mut values = values.as_flattened().iter();
+                values.all(|value| value.to_bits() << 16 == 0)
+            })
+        };
+        run(|| (0..self.groups()).into_par_iter().all(is_bf16))
     }
 
     /// Number of rows.
@@ -138,6 +159,11 @@ impl Coded {
     /// The type of its values.
     pub fn block_type(&self) -> BlockType {
         self.layout.block_type
+    }
+
+    /// Whether every value is a bf16, whatever it is held as.
+    pub fn is_bf16(&self) -> bool {
+        self.is_bf16
     }
 
     /// Bytes that it takes up.

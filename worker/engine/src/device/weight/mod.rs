@@ -88,7 +88,7 @@ impl WeightMatrix {
     pub fn is_bf16(&self) -> bool {
         match self {
             Self::Panels(panels) => panels.is_bf16(),
-            Self::Coded(coded) => coded.block_type() == BlockType::Bf16,
+            Self::Coded(coded) => coded.is_bf16(),
         }
     }
 

@@ -312,4 +312,18 @@ mod tests {
             (loss.nll_sum - (4.0 * 4999.0 + (1.0 / (1.0 - (-4.0f64).exp())).ln())).abs() < 0.01
         );
     }
+
+    #[test]
+    fn a_logit_that_is_no_number_is_not_passed_over() {
+        let (vocabulary, hidden) = (500, 2);
+        let mut head = values(1, vocabulary * hidden);
+        head[301 * hidden] = f32::NAN;
+        let panels = WeightMatrix::from_f32(&head, vocabulary, hidden).unwrap();
+        let x = blocks(&[1.0, 1.0], 1);
+        let mut scratch = vec![0.0; cross_entropy_scratch(1, vocabulary, hidden, false)];
+        let mut loss = LossSum::default();
+        let x = Activations::new(&x, hidden);
+        cross_entropy_forward(x, &panels, &[0], &mut scratch, |score| loss += score);
+        assert!(loss.nll_sum.is_nan(), "{}", loss.nll_sum);
+    }
 }
