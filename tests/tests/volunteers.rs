@@ -167,7 +167,7 @@ async fn g097_rounds_go_on_after_every_kill_and_published_bytes_never_change() {
 }
 
 /// Rows that take a while to be packed.
-const ROWS: usize = 800;
+const ROWS: usize = 4000;
 /// A session is given up whose making breaks the platform off three times.
 const KILLS_WHILE_PACKING: usize = 2;
 
